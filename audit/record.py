@@ -1,0 +1,155 @@
+"""What the journal holds: one call's admission, output and outcome as separate entries, and everything else as events."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+__all__ = [
+    "Admitted",
+    "CallFacts",
+    "Content",
+    "Entry",
+    "Event",
+    "Output",
+    "Refused",
+    "Settled",
+    "Tensor",
+    "decode",
+    "encode",
+]
+
+
+class _Struct(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False):
+    """Entries are MessagePack arrays: fields may be appended, never reordered or removed."""
+
+
+class Tensor(_Struct):
+    """One input tensor: KServe v2 datatype, shape, payload bytes."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    nbytes: int
+
+
+class Content(_Struct):
+    """A text as evidence: its length in bytes and SHA-256 always, the bytes themselves where the audit level keeps them.
+
+    ``parts`` may be cut at the configured bound; ``nbytes`` and ``sha256`` are of the whole.
+    """
+
+    nbytes: int = 0
+    sha256: bytes = b""
+    parts: list[bytes] | None = None
+
+
+class CallFacts(_Struct):
+    """Everything known of a call when it was admitted or refused. Times are ns since the UNIX epoch."""
+
+    call_id: str
+    started_ns: int
+    decided_ns: int
+    method: str
+    tenant: str = ""
+    principal: str = ""
+    principal_kind: str = ""
+    issuer: str = ""
+    key_id: str = ""
+    subject: str = ""
+    conversation: str = ""
+    model: str = ""
+    version: str = ""  # as requested
+    request_id: str = ""
+    data_class: str = ""
+    rule: str = ""
+    bundle: str = ""
+    level: str = "full"
+    retention_days: int | None = None
+    peer: str = ""
+    trace_id: str = ""
+    span_id: str = ""
+    parent_id: str = ""
+    sampled: bool = False
+    parameters: dict[str, bool | int | float | str] = {}
+    tensors: list[Tensor] = []
+    request_bytes: int = 0
+    prompt_tokens: int = 0
+    requested_tokens: int = 0
+    prompt: Content = Content()
+    would_refuse: str = ""  # the reason that mode observe or a shadow rule did not enforce
+
+
+class Admitted(_Struct, tag="admitted"):
+    """Written before the call is forwarded."""
+
+    call: CallFacts
+
+
+class Refused(_Struct, tag="refused"):
+    """A refusal, whole."""
+
+    call: CallFacts
+    reason: str
+    status: int  # gRPC code
+    detail: str = ""  # as told to the caller
+    internal: str = ""
+
+
+class Output(_Struct, tag="output"):
+    """A run of output text, at byte ``offset`` of the call's output. Level ``full`` only."""
+
+    call_id: str
+    at_ns: int
+    offset: int
+    texts: list[bytes]
+
+
+class Settled(_Struct, tag="settled"):
+    """How an admitted call ended, with the last of its output (``texts`` at ``offset``; empty below level ``full``)."""
+
+    call_id: str
+    at_ns: int
+    outcome: str  # completed | failed | cancelled
+    status: int
+    reason: str
+    internal: str
+    offset: int
+    texts: list[bytes]
+    output_bytes: int
+    output_sha256: bytes
+    input_tokens: int
+    output_tokens: int
+    input_exact: bool
+    output_exact: bool
+    responses: int
+    response_bytes: int
+    first_response_ns: int | None  # after started_ns
+    duration_ns: int
+    model_version: str = ""  # that answered
+
+
+class Event(_Struct, tag="event"):
+    """Whatever else belongs in the log: bundle loads, posture changes, recoveries, officer actions."""
+
+    id: str
+    at_ns: int
+    kind: str
+    actor: str = ""
+    detail: dict[str, bool | int | float | str] = {}
+
+
+Entry = Admitted | Refused | Output | Settled | Event
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(Entry)
+
+
+def encode(entry: Entry) -> bytes:
+    return _ENCODER.encode(entry)
+
+
+def decode(data: bytes) -> Entry:
+    """Raises ``msgspec.DecodeError`` or ``msgspec.ValidationError`` for bytes that are not an entry."""
+    return _DECODER.decode(data)

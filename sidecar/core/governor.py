@@ -1,0 +1,413 @@
+"""The order of governance, written once (DESIGN §4): identify, authorise, isolate, reserve, record; then settle."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from sidecar.core import model as _model
+from sidecar.core.model import (
+    NO_FACTS,
+    Action,
+    Admission,
+    AuditLevel,
+    AuditRule,
+    Call,
+    Demand,
+    Denial,
+    Disposition,
+    Forward,
+    Head,
+    InferenceFacts,
+    Instant,
+    Limits,
+    MalformedRequest,
+    Outcome,
+    OutcomeKind,
+    Principal,
+    ResponseFacts,
+    Usage,
+    Verdict,
+)
+from sidecar.core.reasons import Code, Reason
+
+if TYPE_CHECKING:
+    from sidecar.core.ports import Identity, Instruments, Policies, Policy, Quotas, Reader, Recorder
+
+# How far the journal may be behind what a client was sent (DESIGN rule 6): 16 KiB, and half of the 100 ms because the
+# other half is the sweep's own period.
+OUTPUT_LAG_BYTES: Final = 16 * 1024
+OUTPUT_LAG_NS: Final = 50_000_000
+
+OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="observed")
+
+
+class Mode(StrEnum):
+    """``observe`` decides and records everything and enforces nothing: the safe first day next to running traffic."""
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A call that was refused, with all that was known of it by then (for its record)."""
+
+    call: Call
+    denial: Denial
+    bundle: str
+    principal: Principal | None = None
+    head: Head = Head()
+    verdict: Verdict | None = None
+    facts: InferenceFacts = NO_FACTS
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A run of output text; ``offset`` is its place in the call's whole output, in bytes."""
+
+    offset: int
+    texts: tuple[bytes, ...]
+
+
+class Recorded:
+    """An admission whose journal entry is written: what the forwarder takes. Counts what is delivered until settled."""
+
+    __slots__ = (
+        "_digest",
+        "_exact_in",
+        "_exact_out",
+        "_first_ns",
+        "_flushed_ns",
+        "_input_tokens",
+        "_output_tokens",
+        "_pending",
+        "_pending_bytes",
+        "_response_bytes",
+        "_responses",
+        "_version",
+        "admission",
+        "delivered_bytes",
+        "settled",
+    )
+
+    def __init__(self, admission: Admission, at: Instant) -> None:
+        self.admission = admission
+        self.settled = False
+        self.delivered_bytes = 0  # of output text
+        self._digest = hashlib.sha256()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._flushed_ns = at.mono_ns
+        self._first_ns: int | None = None
+        self._responses = 0
+        self._response_bytes = 0
+        self._input_tokens = admission.facts.prompt_tokens
+        self._exact_in = admission.facts.prompt_tokens_exact
+        self._output_tokens = 0
+        self._exact_out = False
+        self._version = ""
+
+    def count(self, facts: ResponseFacts, at: Instant) -> None:
+        """Add one response message. Without a backend's count, each message with text is taken for one token."""
+        self._responses += 1
+        self._response_bytes += facts.nbytes
+        if self._first_ns is None:
+            self._first_ns = at.mono_ns - self.admission.call.arrived.mono_ns
+        if facts.model_version:
+            self._version = facts.model_version
+        if facts.input_tokens is not None:
+            self._input_tokens, self._exact_in = facts.input_tokens, True
+        if facts.output_tokens is not None:
+            # The first exact count replaces what was guessed so far: counts are sent with every response or with none.
+            base = self._output_tokens if self._exact_out else 0
+            self._output_tokens, self._exact_out = base + facts.output_tokens, True
+        elif not self._exact_out:
+            self._output_tokens += sum(1 for text in facts.texts if text)
+        for text in facts.texts:
+            if text:
+                self._pending.append(text)
+                self._digest.update(text)
+                self._pending_bytes += len(text)
+                self.delivered_bytes += len(text)
+
+    @property
+    def output_sha256(self) -> bytes:
+        """Of all the output text metered so far."""
+        return self._digest.digest()
+
+    def lag(self, at: Instant) -> bool:
+        """Whether the journal would fall too far behind if nothing were written now."""
+        if not self._pending:
+            return False
+        return self._pending_bytes >= OUTPUT_LAG_BYTES or at.mono_ns - self._flushed_ns >= OUTPUT_LAG_NS
+
+    def take(self, at: Instant) -> Output:
+        """The output not journaled yet; it counts as journaled from now on."""
+        output = Output(self.delivered_bytes - self._pending_bytes, tuple(self._pending))
+        self._pending, self._pending_bytes, self._flushed_ns = [], 0, at.mono_ns
+        return output
+
+    def usage(self, at: Instant) -> Usage:
+        return Usage(
+            input_tokens=self._input_tokens,
+            output_tokens=self._output_tokens,
+            input_exact=self._exact_in,
+            output_exact=self._exact_out,
+            responses=self._responses,
+            request_bytes=len(self.admission.call.message),
+            response_bytes=self._response_bytes,
+            first_response_ns=self._first_ns,
+            duration_ns=at.mono_ns - self.admission.call.arrived.mono_ns,
+            model_version=self._version,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The rooms the governor stands between."""
+
+    identity: Identity
+    policies: Policies
+    reader: Reader
+    quotas: Quotas
+    recorder: Recorder
+    instruments: Instruments
+
+
+class _Stop(Exception):  # noqa: N818 — control flow inside one function, never seen outside
+    """Carries a denial out of ``Governor._decide``."""
+
+    def __init__(self, denial: Denial) -> None:
+        self.denial = denial
+
+
+class Governor:
+    """Admits, records and settles calls. Synchronous; safe from several threads (one short lock, never across I/O)."""
+
+    def __init__(self, ports: Ports, *, mode: Mode = Mode.ENFORCE) -> None:
+        self._ports = ports
+        self._mode = mode
+        self._lock = threading.Lock()
+        self._live: dict[str, Recorded] = {}
+        self._draining = False
+
+    @property
+    def mode(self) -> Mode:
+        return self._mode
+
+    @property
+    def in_flight(self) -> int:
+        """Recorded calls not settled yet."""
+        return len(self._live)
+
+    def drain(self) -> None:
+        """From now on every new call is refused DRAINING, in every mode."""
+        self._draining = True
+
+    # --- the one order ---------------------------------------------------------------------------------------------
+
+    def open(self, call: Call, at: Instant) -> Recorded | Refused:
+        """Admit and record; a refusal is recorded too. What comes back is what the transport acts on."""
+        match self.admit(call, at):
+            case Admission() as admission:
+                return self.record(admission, at)
+            case Refused() as refused:
+                return self.refuse(refused, at)
+
+    def admit(self, call: Call, at: Instant) -> Admission | Refused:
+        """Decide in memory, in the order of DESIGN §4. No await, no I/O; reserves only as its very last step."""
+        policy = self._ports.policies.current()
+        if self._draining:
+            return Refused(call, Denial(Reason.DRAINING, retry_after=1.0), policy.digest)
+        decision = _Decision(call, policy, observe=self._mode is Mode.OBSERVE)
+        try:
+            return self._decide(decision, at)
+        except _Stop as stop:
+            return decision.refused(stop.denial)
+
+    def _decide(self, d: _Decision, at: Instant) -> Admission:
+        call, reader = d.call, self._ports.reader
+        d.identified(self._identify(call, at))
+        with d.reading():
+            d.head = reader.head(call.method, call.message)
+        d.authorised(self._authorise(d, at))
+        if call.method.action is Action.INFER:
+            with d.reading():
+                d.facts = reader.facts(call.method, call.message, d.allowed.profile)
+        forward = d.isolated(reader.isolate(call, d.who, d.facts, d.allowed.profile))
+        demand = reader.demand(d.facts, d.allowed.profile) if call.method.action is Action.INFER else Demand()
+        with self._lock:
+            held = self._ports.quotas.reserve(
+                d.who.tenant, d.head.model, d.allowed.limits, demand, at, enforce=not d.observe
+            )
+        if isinstance(held, Denial):
+            raise _Stop(held)
+        would_refuse = d.denial or held.over
+        return Admission(call, d.who, d.allowed, d.facts, forward, held, would_refuse, _model._PROOF)
+
+    def _identify(self, call: Call, at: Instant) -> Principal | Denial:
+        if isinstance(call.credential, Denial):
+            return call.credential
+        return self._ports.identity.identify(call.credential, at.wall)
+
+    def _authorise(self, d: _Decision, at: Instant) -> Verdict | Denial:
+        method = d.call.method
+        if method.action is Action.UNKNOWN:
+            return Denial(Reason.METHOD_UNKNOWN, rule="method-table")
+        if method.disposition is Disposition.REFUSE or not (method.roles & d.who.roles):
+            return Denial(Reason.METHOD_NOT_ALLOWED, method.name, rule="method-table")
+        return d.policy.authorise(d.who, d.call, d.head, at.wall)
+
+    # --- the journal -----------------------------------------------------------------------------------------------
+
+    def record(self, admission: Admission, at: Instant) -> Recorded | Refused:
+        """Write ADMITTED before anything is forwarded; what cannot be recorded is not forwarded (but in ``observe``)."""
+        denial = self._ports.recorder.admitted(admission, at)
+        recorded = Recorded(admission, at)
+        if denial is not None:
+            self._ports.instruments.unrecorded(denial)
+            if self._mode is Mode.ENFORCE:
+                with self._lock:
+                    self._ports.quotas.settle(admission.reservation, Usage(), at)
+                refused = Refused(
+                    admission.call,
+                    denial,
+                    admission.verdict.bundle,
+                    admission.principal,
+                    Head(admission.verdict.profile.name, admission.facts.version),
+                    admission.verdict,
+                    admission.facts,
+                )
+                self._ports.instruments.refused(refused, enforced=True)
+                return refused
+        with self._lock:
+            self._live[admission.call.id] = recorded
+        self._ports.instruments.admitted(admission)
+        if admission.would_refuse is not None:
+            self._ports.instruments.refused(
+                Refused(admission.call, admission.would_refuse, admission.verdict.bundle, admission.principal),
+                enforced=False,
+            )
+        return recorded
+
+    def refuse(self, refused: Refused, at: Instant) -> Refused:
+        """Record and count a refusal. It stands even if it can't be recorded: nothing was forwarded."""
+        denial = self._ports.recorder.refused(refused, at)
+        if denial is not None:
+            self._ports.instruments.unrecorded(denial)
+        self._ports.instruments.refused(refused, enforced=True)
+        return refused
+
+    # --- while it runs ---------------------------------------------------------------------------------------------
+
+    def deliver(self, recorded: Recorded, message: bytes, at: Instant) -> ResponseFacts | Denial:
+        """Meter one response message before the client is sent it. A Denial (AUDIT_UNAVAILABLE) cuts the call off."""
+        admission = recorded.admission
+        facts = self._ports.reader.response(admission.call.method, message, admission.verdict.profile)
+        with self._lock:
+            recorded.count(facts, at)
+            output = recorded.take(at) if recorded.lag(at) else None
+        denial = self._write_output(recorded, output, at) if output is not None else None
+        return facts if denial is None else denial
+
+    def sweep(self, at: Instant) -> None:
+        """Journal output that would fall behind; called every 50 ms by the runtime."""
+        with self._lock:
+            behind = [(recorded, recorded.take(at)) for recorded in self._live.values() if recorded.lag(at)]
+        for recorded, output in behind:
+            self._write_output(recorded, output, at)
+
+    def _write_output(self, recorded: Recorded, output: Output, at: Instant) -> Denial | None:
+        denial = self._ports.recorder.output(recorded, output, at)
+        if denial is not None:
+            self._ports.instruments.unrecorded(denial)
+            if self._mode is Mode.OBSERVE:
+                return None
+        return denial
+
+    def settle(self, recorded: Recorded, outcome: Outcome, at: Instant) -> Denial | None:
+        """End a call, exactly once: journal its outcome, give back what it held, count it.
+
+        Call it before the final frame is sent. A Denial (AUDIT_UNAVAILABLE) means that the outcome could not be
+        journaled: the client must not be told that the call completed.
+        """
+        with self._lock:
+            if recorded.settled:
+                raise RuntimeError(f"call {recorded.admission.call.id} settled twice")
+            recorded.settled = True
+            usage, output = recorded.usage(at), recorded.take(at)
+            self._live.pop(recorded.admission.call.id, None)
+            self._ports.quotas.settle(recorded.admission.reservation, usage, at)
+        denial = self._ports.recorder.settled(recorded, output, outcome, usage, at)
+        if denial is not None:
+            self._ports.instruments.unrecorded(denial)
+            outcome = Outcome(OutcomeKind.FAILED, Code.UNAVAILABLE, denial.reason, denial.internal)
+        self._ports.instruments.settled(recorded, outcome, usage)
+        return denial if self._mode is Mode.ENFORCE else None
+
+
+class _Decision:
+    """What one admission has learnt so far; in ``observe`` the first refusal is kept instead of raised."""
+
+    __slots__ = ("_verdict", "call", "denial", "facts", "head", "observe", "policy", "principal")
+
+    def __init__(self, call: Call, policy: Policy, *, observe: bool) -> None:
+        self.call, self.policy, self.observe = call, policy, observe
+        self.principal: Principal | None = None
+        self.head = Head()
+        self.facts = NO_FACTS
+        self.denial: Denial | None = None
+        self._verdict: Verdict | None = None
+
+    @property
+    def who(self) -> Principal:
+        assert self.principal is not None
+        return self.principal
+
+    @property
+    def allowed(self) -> Verdict:
+        assert self._verdict is not None
+        return self._verdict
+
+    def _refuse(self, denial: Denial) -> None:
+        if not self.observe:
+            raise _Stop(denial)
+        self.denial = self.denial or denial
+
+    def identified(self, found: Principal | Denial) -> None:
+        if isinstance(found, Denial):
+            self._refuse(found)
+            found = OBSERVED
+        self.principal = found
+
+    def authorised(self, verdict: Verdict | Denial) -> None:
+        if isinstance(verdict, Denial):
+            self._refuse(verdict)
+            # Where a record may not be stored, observing must not store its content either.
+            level = AuditLevel.METADATA if verdict.reason.startswith("RESIDENCY_") else AuditLevel.FULL
+            verdict = Verdict(
+                "observe", self.policy.digest, self.policy.profile(self.head.model), Limits(), AuditRule(level=level)
+            )
+        self._verdict = verdict
+
+    def isolated(self, forward: Forward | Denial) -> Forward:
+        if isinstance(forward, Denial):
+            self._refuse(forward)
+            return Forward(self.call.message)
+        return forward
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        try:
+            yield
+        except MalformedRequest as fault:
+            self._refuse(Denial(fault.reason, fault.detail, rule="message"))
+
+    def refused(self, denial: Denial) -> Refused:
+        return Refused(self.call, denial, self.policy.digest, self.principal, self.head, self._verdict, self.facts)

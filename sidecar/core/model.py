@@ -1,0 +1,464 @@
+"""The nouns of the data plane: a call, who makes it, what was decided, what it holds, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Literal
+
+from sidecar.core.reasons import REASONS, Code, Reason
+
+__all__ = [
+    "Action",
+    "Admission",
+    "AuditLevel",
+    "AuditRule",
+    "Call",
+    "Contract",
+    "Credential",
+    "Demand",
+    "Denial",
+    "Disposition",
+    "Durability",
+    "Forward",
+    "Head",
+    "InferenceFacts",
+    "Instant",
+    "KvProfile",
+    "Limits",
+    "MalformedRequest",
+    "Method",
+    "ModelProfile",
+    "Outcome",
+    "OutcomeKind",
+    "ParameterValue",
+    "Principal",
+    "Quantity",
+    "RequestRate",
+    "Reservation",
+    "ResponseFacts",
+    "Secret",
+    "TensorFacts",
+    "TraceContext",
+    "Usage",
+    "Verdict",
+]
+
+ParameterValue = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """One moment on both clocks: ``wall_ns`` since the UNIX epoch (to show), ``mono_ns`` monotonic (to subtract)."""
+
+    wall_ns: int
+    mono_ns: int
+
+    @property
+    def wall(self) -> float:
+        """Seconds since the UNIX epoch."""
+        return self.wall_ns / 1e9
+
+
+class Secret:
+    """Bytes that never show themselves: no repr, no str, no pickle; ``reveal`` is the one way out (DESIGN rule 8)."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def reveal(self) -> bytes:
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(…)"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Secret cannot be pickled")
+
+
+class MalformedRequest(Exception):
+    """The peer broke the protocol; ``reason`` is REQUEST_MALFORMED, _AMBIGUOUS or _TOO_LARGE, ``detail`` names the field."""
+
+    def __init__(self, detail: str, reason: Reason = Reason.REQUEST_MALFORMED) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.reason = reason
+
+
+# --- the call -----------------------------------------------------------------------------------------------------
+
+
+class Action(StrEnum):
+    """What a method does, as policies name it."""
+
+    HEALTH = "health"
+    INFER = "infer"
+    METADATA = "metadata"
+    MANAGE = "manage"
+    UNKNOWN = "unknown"  # no such method in the table
+
+
+class Disposition(StrEnum):
+    """Who answers a method: the sidecar itself, Triton, or nobody."""
+
+    ANSWER = "answer"
+    FORWARD = "forward"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC of the method table. ``roles`` may call it (empty: nobody); ``by_model``: its message names a model."""
+
+    path: str  # "/inference.GRPCInferenceService/ModelInfer"
+    action: Action
+    disposition: Disposition
+    roles: frozenset[str]
+    by_model: bool = False
+    streaming: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+    @property
+    def rpc(self) -> str:
+        """The fully qualified name without the leading slash (RPC conventions' ``rpc.method``)."""
+        return self.path[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """The W3C trace context of one call: ``span_id`` is the sidecar's own span, ``parent_id`` the client's (hex)."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str | None
+    sampled: bool
+    tracestate: str = ""
+
+    @property
+    def traceparent(self) -> str:
+        """What Triton is sent: exactly 55 characters (facts/triton.md §5)."""
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """The one credential a caller sent, by kind."""
+
+    kind: Literal["jwt", "api_key"]
+    secret: Secret
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One inference request or one other RPC, as received; nothing in it has been judged yet.
+
+    ``message`` is the protobuf message without gRPC framing. ``credential`` is a ``Denial`` where the caller sent none,
+    several, or something that is neither kind. ``deadline_ns`` is on the monotonic clock.
+    """
+
+    id: str  # UUIDv7, or "<stream id>/<n>" for message n (from 1) of a ModelStreamInfer
+    method: Method
+    arrived: Instant
+    message: bytes
+    credential: Credential | Denial
+    peer: str = ""
+    data_class: str = ""
+    subject: str = ""
+    conversation: str = ""
+    trace: TraceContext | None = None
+    deadline_ns: int | None = None
+    stream: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """All that is read of a message before its call is authorised."""
+
+    model: str = ""
+    version: str = ""  # "" = latest; canonical decimal otherwise
+
+
+class Contract(StrEnum):
+    """How a model's tensors are to be understood."""
+
+    VLLM = "vllm"
+    TRTLLM = "trtllm"
+    GENERIC = "generic"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """One input tensor: its KServe v2 datatype, its shape, and its payload in bytes as it came over the wire."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceFacts:
+    """What a ModelInferRequest asks for, read through its model's contract.
+
+    ``prompts`` are the raw bytes of the prompt tensor's elements (maybe not UTF-8); empty for ``generic``.
+    ``prompt_tokens`` is per call (all prompts), an estimate unless ``prompt_tokens_exact``.
+    ``requested_tokens`` is the most the model may generate per sequence; ``sequences`` is n, beams or best_of.
+    ``parameters`` holds request parameters and sampling parameters that were read, by name.
+    """
+
+    request_id: str = ""
+    model: str = ""
+    version: str = ""
+    inputs: tuple[TensorFacts, ...] = ()
+    outputs: tuple[str, ...] = ()
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    prompts: tuple[bytes, ...] = ()
+    prompt_tokens: int = 0
+    prompt_tokens_exact: bool = False
+    requested_tokens: int = 0
+    sequences: int = 1
+    streaming: bool = False
+    tensor_bytes: int = 0
+
+
+NO_FACTS: Final = InferenceFacts()
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFacts:
+    """What one response message says. ``error`` is a stream's in-band ``error_message``; token counts are deltas."""
+
+    request_id: str = ""
+    model: str = ""
+    model_version: str = ""
+    texts: tuple[bytes, ...] = ()
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    final: bool = False
+    empty: bool = False  # carries no output tensors
+    error: str | None = None
+    nbytes: int = 0
+
+
+# --- who and whether ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who calls. ``name`` is the JWT's subject or the key's name; ``models`` narrows a key's tenant (None: no narrowing)."""
+
+    tenant: str
+    name: str
+    kind: Literal["jwt", "api_key", "observed"]
+    roles: frozenset[str] = frozenset({"tenant"})
+    issuer: str = ""
+    key_id: str = ""
+    models: tuple[str, ...] | None = None
+    expires_at: float | None = None
+    subject: str = ""
+    conversation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """A refusal. ``detail`` is shown to the caller; ``internal`` goes to the record and the log only.
+
+    ``retry_after`` is in seconds. ``rule`` names what decided: a policy's id, a document's path, or a limit.
+    """
+
+    reason: Reason
+    detail: str = ""
+    retry_after: float | None = None
+    rule: str = ""
+    internal: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()  # extra ErrorInfo metadata
+
+    @property
+    def public(self) -> str:
+        """The text a caller reads: the table's sentence and this refusal's detail."""
+        text = REASONS[self.reason].public
+        return f"{text}: {self.detail}" if self.detail else text
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRate:
+    """``rate`` requests a second on average, ``burst`` at once."""
+
+    rate: float
+    burst: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """One tenant's quotas on this pod; None is "not limited"."""
+
+    requests: RequestRate | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+    kv_bytes: int | None = None
+    tensor_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvProfile:
+    """Bytes of KV cache a token takes over all ranks, and the block the cache is given out in (tokens)."""
+
+    bytes_per_token: int
+    tokens_per_block: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """What models.yaml states of a model. ``max_tokens`` bounds, ``default_tokens`` replaces an absent request's."""
+
+    name: str
+    contract: Contract = Contract.GENERIC
+    kv: KvProfile | None = None
+    default_tokens: int = 16
+    max_tokens: int = 4096
+    groups: tuple[str, ...] = ()
+
+
+class AuditLevel(StrEnum):
+    """How much of a call its record keeps."""
+
+    METADATA = "metadata"
+    PROMPT = "prompt"
+    FULL = "full"
+
+
+class Durability(StrEnum):
+    """``batch`` outlives the process, ``strict`` outlives power (DESIGN rule 2)."""
+
+    BATCH = "batch"
+    STRICT = "strict"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRule:
+    """How a tenant's calls are recorded; ``retention_days`` None is "kept until a bundle says otherwise"."""
+
+    level: AuditLevel = AuditLevel.FULL
+    durability: Durability | None = None  # None: the sidecar's configured mode
+    retention_days: int | None = None
+    redact: tuple[str, ...] = ()
+    searchable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An allow: the rule that decided, and what the bundle says of this tenant and model."""
+
+    rule: str
+    bundle: str
+    profile: ModelProfile
+    limits: Limits
+    audit: AuditRule
+    data_class: str = ""
+
+
+# --- what it holds and how it ends --------------------------------------------------------------------------------
+
+
+class Quantity(StrEnum):
+    """What a quota counts, in the order it is tried."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    CONCURRENCY = "concurrency"
+    KV_BYTES = "kv_bytes"
+    TENSOR_BYTES = "tensor_bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a call asks of the quotas, worst case: tokens (prompt + requested × sequences), bytes of KV and tensors."""
+
+    tokens: int = 0
+    kv_bytes: int = 0
+    tensor_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a call holds until settled. ``over`` is the refusal it would have met, where limits are only observed."""
+
+    tenant: str
+    model: str
+    demand: Demand
+    at: Instant
+    over: Denial | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What Triton is sent: the judged message, byte for byte what was judged, and metadata from the allow-list."""
+
+    message: bytes
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+_PROOF: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Proof that a call was identified, authorised, in region and within quota. Only ``Governor.admit`` makes one.
+
+    ``would_refuse`` is the refusal that mode ``observe`` (or a shadow rule) did not enforce.
+    """
+
+    call: Call
+    principal: Principal
+    verdict: Verdict
+    facts: InferenceFacts
+    forward: Forward
+    reservation: Reservation
+    would_refuse: Denial | None
+    proof: object = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.proof is not _PROOF:
+            raise TypeError("only Governor.admit makes an Admission")
+
+
+class OutcomeKind(StrEnum):
+    """How a call ended; ``aborted`` is for crashes, a client's cancel is ``cancelled``."""
+
+    COMPLETED = "completed"
+    REFUSED = "refused"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a forwarded call ended: ``status`` is the gRPC code the client is given, ``internal`` Triton's own words."""
+
+    kind: OutcomeKind
+    status: Code = Code.OK
+    reason: Reason | None = None
+    internal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a call really used. Token counts are estimates unless marked exact; times are ns after arrival."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_exact: bool = False
+    output_exact: bool = False
+    responses: int = 0
+    request_bytes: int = 0
+    response_bytes: int = 0
+    first_response_ns: int | None = None
+    duration_ns: int = 0
+    model_version: str = ""

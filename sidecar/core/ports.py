@@ -1,0 +1,123 @@
+"""What the governor asks of the rooms around it; each has one real implementation and one fake (tests/support)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from sidecar.core.governor import Output, Recorded, Refused
+    from sidecar.core.model import (
+        Admission,
+        Call,
+        Credential,
+        Demand,
+        Denial,
+        Forward,
+        Head,
+        InferenceFacts,
+        Instant,
+        Limits,
+        Method,
+        ModelProfile,
+        Outcome,
+        Principal,
+        Reservation,
+        ResponseFacts,
+        Usage,
+        Verdict,
+    )
+
+
+class Identity(Protocol):
+    """Turns a credential into a principal (``sidecar.identity``)."""
+
+    def identify(self, credential: Credential, at: float) -> Principal | Denial:
+        """``at`` is in seconds since the UNIX epoch. No I/O: reads the key snapshot, the JWKS and the token memory."""
+        ...
+
+
+class Policy(Protocol):
+    """One loaded bundle at this pod's place (``policies``); immutable, so a verdict never mixes two bundles."""
+
+    @property
+    def digest(self) -> str: ...
+
+    def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
+        """Tenant status → model allow-list → Cedar → residency, in that order."""
+        ...
+
+    def profile(self, model: str) -> ModelProfile:
+        """The model's profile, or a generic one for a model the bundle doesn't name."""
+        ...
+
+
+class Policies(Protocol):
+    """Where the current bundle is had; swapped whole."""
+
+    def current(self) -> Policy: ...
+
+
+class Reader(Protocol):
+    """Reads Triton's messages (``sidecar.triton``). Raises ``MalformedRequest`` for what cannot be read one way only."""
+
+    def head(self, method: Method, message: bytes) -> Head:
+        """Model and version only."""
+        ...
+
+    def facts(self, method: Method, message: bytes, profile: ModelProfile) -> InferenceFacts:
+        """Everything, for authorised calls."""
+        ...
+
+    def isolate(self, call: Call, principal: Principal, facts: InferenceFacts, profile: ModelProfile) -> Forward | Denial:
+        """What may go to Triton: the untouched message, or the re-serialised one that was judged."""
+        ...
+
+    def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
+        """Worst-case tokens, KV-cache bytes and tensor bytes."""
+        ...
+
+    def response(self, method: Method, message: bytes, profile: ModelProfile) -> ResponseFacts:
+        """One response message of a forwarded call; ``nbytes`` is its length. Never raises: Triton is not the caller."""
+        ...
+
+
+class Quotas(Protocol):
+    """Reserve before, settle after (``sidecar.quotas``). Called under the governor's lock."""
+
+    def reserve(
+        self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool
+    ) -> Reservation | Denial:
+        """All or none. With ``enforce=False`` always a Reservation, whose ``over`` says what would have been refused."""
+        ...
+
+    def settle(self, reservation: Reservation, usage: Usage, at: Instant) -> None:
+        """Give back what was reserved and not used; exactly once per reservation."""
+        ...
+
+
+class Recorder(Protocol):
+    """Writes the journal (``audit.recorder``). A Denial is AUDIT_UNAVAILABLE: nothing was written."""
+
+    def admitted(self, admission: Admission, at: Instant) -> Denial | None: ...
+
+    def refused(self, refused: Refused, at: Instant) -> Denial | None: ...
+
+    def output(self, recorded: Recorded, output: Output, at: Instant) -> Denial | None: ...
+
+    def settled(
+        self, recorded: Recorded, output: Output, outcome: Outcome, usage: Usage, at: Instant
+    ) -> Denial | None: ...
+
+
+class Instruments(Protocol):
+    """Counts (``sidecar.telemetry``). Never fails, never blocks."""
+
+    def admitted(self, admission: Admission) -> None: ...
+
+    def refused(self, refused: Refused, *, enforced: bool) -> None: ...
+
+    def settled(self, recorded: Recorded, outcome: Outcome, usage: Usage) -> None: ...
+
+    def unrecorded(self, denial: Denial) -> None:
+        """An entry that could not be journaled."""
+        ...

@@ -1,0 +1,166 @@
+"""The sidecar's configuration (warden.yaml): parsed whole, every error reported at once, frozen."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+_SIZE: Final = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$")
+_SIZE_UNITS: Final = {None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_DURATION: Final = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
+_DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_ADDRESS: Final = re.compile(r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})$")
+
+
+def parse_size(value: Any) -> int:
+    """``8GiB`` → bytes."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError("must be a size such as 64MiB")
+    match = _SIZE.match(str(value))
+    if match is None:
+        raise ValueError(f"{value!r} is not a size; write a number with B, KiB, MiB, GiB or TiB")
+    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+
+
+def parse_duration(value: Any) -> float:
+    """``15m`` → seconds."""
+    match = _DURATION.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a duration; write a number with ms, s, m, h or d")
+    return float(match[1]) * _DURATION_UNITS[match[2]]
+
+
+def _address(value: str) -> str:
+    match = _ADDRESS.match(value)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError(f"{value!r} is not an address; write HOST:PORT")
+    return value
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
+Address = Annotated[str, AfterValidator(_address)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SidecarSection(_Section):
+    """Who this sidecar is, and where. ``region`` must be one of the bundle's regions."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    region: str
+
+
+class ListenSection(_Section):
+    grpc: Address = "127.0.0.1:8011"
+    admin: Address = "127.0.0.1:8012"
+
+
+class TritonSection(_Section):
+    grpc: Address = "127.0.0.1:8001"
+
+
+class PolicySection(_Section):
+    bundle: Path
+
+
+class IssuerSection(_Section):
+    """A JWT issuer and what it may assert. ``jwks`` is a file's path or an https:// (or loopback http://) URL."""
+
+    issuer: str
+    audience: tuple[str, ...] = Field(min_length=1)
+    jwks: str
+    algorithms: tuple[Literal["EdDSA", "ES256", "ES384", "RS256", "PS256"], ...] = Field(min_length=1)
+    tenant_claim: str = "tenant"
+    roles_claim: str = "roles"
+    subject_claim: str | None = None
+    conversation_claim: str | None = None
+    tenants: tuple[str, ...] = Field(min_length=1)  # globs
+    roles: tuple[str, ...] = ("tenant",)
+    type: str | None = None  # the header's typ, where it must be one
+    leeway: Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=60)] = 30.0
+    max_lifetime: Duration = 3600.0
+
+
+class SigningSection(_Section):
+    """How ``warden token mint`` signs."""
+
+    issuer: str
+    audience: str
+    key_file: Path  # PEM, Ed25519 or P-256
+
+
+class KeysSection(_Section):
+    environment: str = Field(default="live", pattern=r"^[a-z0-9]{1,12}$")
+    pepper_file: Path
+    refresh: Duration = 0.5
+    max_age: Duration = 3600.0
+
+
+class IdentitySection(_Section):
+    issuers: tuple[IssuerSection, ...] = ()
+    keys: KeysSection | None = None
+    signing: SigningSection | None = None
+
+
+class JournalSection(_Section):
+    directory: Path
+    key_file: Path  # 32 bytes, never on the journal's volume
+    mode: Literal["batch", "strict"] = "batch"
+    segment_bytes: Size = 64 * 2**20
+    max_bytes: Size = 8 * 2**30
+    min_free: Size = 256 * 2**20
+    keep: Duration = 86400.0
+    content_bytes: Size = 2**20  # of one prompt or output kept in its record
+
+
+class DatabaseSection(_Section):
+    dsn: str
+    jurisdiction: str
+
+
+class AuditSection(_Section):
+    journal: JournalSection
+    database: DatabaseSection
+
+
+class OtlpSection(_Section):
+    endpoint: str
+    protocol: Literal["grpc", "http"] = "grpc"
+    ratio: float = Field(default=1.0, ge=0, le=1)
+
+
+class TelemetrySection(_Section):
+    otlp: OtlpSection | None = None
+    ratio: float = Field(default=1.0, ge=0, le=1)  # of root traces that are sampled
+    max_tenants: int = Field(default=60, ge=1, le=1000)  # series by tenant; the rest count as "(other)"
+
+
+class BoundsSection(_Section):
+    message_bytes: Size = 256 * 2**20
+    buffer_bytes: Size = 2 * 2**30  # all requests and responses in flight
+    metadata_bytes: Size = 60 * 1024
+    streams_per_connection: int = Field(default=1024, ge=1)
+    calls_per_stream: int = Field(default=1024, ge=1)  # in flight at once on one ModelStreamInfer
+    blocked_write: Duration = 30.0  # a client that takes nothing for this long is cut off
+    call_timeout: Duration = 600.0  # where the client sets no deadline
+    grace: Duration = 30.0  # for calls in flight on SIGTERM
+
+
+class Settings(_Section):
+    """warden.yaml, whole."""
+
+    sidecar: SidecarSection
+    mode: Literal["enforce", "observe"] = "enforce"
+    listen: ListenSection = ListenSection()
+    triton: TritonSection = TritonSection()
+    policy: PolicySection
+    identity: IdentitySection
+    audit: AuditSection
+    telemetry: TelemetrySection = TelemetrySection()
+    bounds: BoundsSection = BoundsSection()
