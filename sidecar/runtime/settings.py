@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-_SIZE: Final = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$")
-_SIZE_UNITS: Final = {None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_DURATION: Final = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
-_DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+from policies.units import Duration, Size, parse_duration
+
 _ADDRESS: Final = re.compile(r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})$")
-
-
-def parse_size(value: Any) -> int:
-    """``8GiB`` → bytes."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("must be a size such as 64MiB")
-    match = _SIZE.match(str(value))
-    if match is None:
-        raise ValueError(f"{value!r} is not a size; write a number with B, KiB, MiB, GiB or TiB")
-    return int(float(match[1]) * _SIZE_UNITS[match[2]])
-
-
-def parse_duration(value: Any) -> float:
-    """``15m`` → seconds."""
-    match = _DURATION.match(value) if isinstance(value, str) else None
-    if match is None:
-        raise ValueError(f"{value!r} is not a duration; write a number with ms, s, m, h or d")
-    return float(match[1]) * _DURATION_UNITS[match[2]]
 
 
 def _address(value: str) -> str:
@@ -40,8 +20,6 @@ def _address(value: str) -> str:
     return value
 
 
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
-Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 Address = Annotated[str, AfterValidator(_address)]
 
 

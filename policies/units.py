@@ -1,0 +1,49 @@
+"""Sizes, durations and rates as people write them: ``8GiB``, ``15m``, ``50/s``."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import BeforeValidator, Field
+
+__all__ = ["Duration", "Rate", "Size", "parse_duration", "parse_rate", "parse_size"]
+
+# At most 15 digits, so that a number is exact in a float, and no text is long enough to overflow one.
+_NUMBER: Final = r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*"
+_SIZE: Final = re.compile(rf"{_NUMBER}(B|KiB|MiB|GiB|TiB)?\s*")
+_SIZE_UNITS: Final = {None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_DURATION: Final = re.compile(rf"{_NUMBER}(ms|s|m|h|d)\s*")
+_DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_RATE: Final = re.compile(rf"{_NUMBER}/\s*(s|m|h)\s*")
+_RATE_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def parse_size(value: Any) -> int:
+    """``8GiB`` → bytes; a bare number is bytes. Raises ``ValueError``."""
+    written = isinstance(value, int | str) and not isinstance(value, bool)
+    match = _SIZE.fullmatch(str(value)) if written else None
+    if match is None:
+        raise ValueError("is not a size; write a number with B, KiB, MiB, GiB or TiB")
+    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+
+
+def parse_duration(value: Any) -> float:
+    """``15m`` → seconds. Raises ``ValueError``."""
+    match = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("is not a duration; write a number with ms, s, m, h or d")
+    return float(match[1]) * _DURATION_UNITS[match[2]]
+
+
+def parse_rate(value: Any) -> float:
+    """``50/s`` → a second; also ``/m`` and ``/h``. Raises ``ValueError``."""
+    match = _RATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("is not a rate; write a number a unit of time, such as 50/s, 600/m or 100/h")
+    return float(match[1]) / _RATE_UNITS[match[2]]
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]  # bytes
+Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]  # seconds
+Rate = Annotated[float, BeforeValidator(parse_rate), Field(gt=0)]  # a second
