@@ -1,0 +1,205 @@
+"""API keys: their format, their keyed hash, and the in-memory ring that identifies a caller by one."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from sidecar.core.model import Denial, Principal, Secret
+from sidecar.core.reasons import Reason
+
+BASE62: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+ID_LENGTH: Final = 12  # 71 bits: a name, not a secret
+SECRET_LENGTH: Final = 43  # 62**43 > 2**256
+CRC_LENGTH: Final = 6  # 62**6 > 2**32
+MAX_LENGTH: Final = 4 + 12 + 1 + ID_LENGTH + 1 + SECRET_LENGTH + CRC_LENGTH
+
+Randomness = Callable[[int], bytes]
+"""n → n unpredictable bytes; ``secrets.token_bytes`` in production, passed in by whoever starts us."""
+
+_KEY: Final = re.compile(rb"wdn_([a-z0-9]{1,12})_([0-9A-Za-z]{12})_([0-9A-Za-z]{43})([0-9A-Za-z]{6})")
+_NO_MAC: Final = bytes(32)
+
+
+def base62(value: int, length: int) -> bytes:
+    """``value`` in exactly ``length`` base-62 digits, most significant first."""
+    digits = bytearray()
+    for _ in range(length):
+        value, digit = divmod(value, 62)
+        digits.append(BASE62[digit])
+    return bytes(reversed(digits))
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One API key taken apart. ``secret`` is the 43-character part that is hashed, never stored."""
+
+    environment: str
+    id: str
+    secret: Secret
+
+    def text(self) -> str:
+        """``wdn_<env>_<id>_<secret><crc>``, to be shown once."""
+        head = b"wdn_%s_%s_%s" % (self.environment.encode(), self.id.encode(), self.secret.reveal())
+        return (head + base62(zlib.crc32(head), CRC_LENGTH)).decode()
+
+
+def generate(environment: str, randomness: Randomness) -> ApiKey:
+    """A new key: 71 bits of id, 256 bits of secret."""
+    key_id = base62(int.from_bytes(randomness(16), "big"), ID_LENGTH)
+    secret = base62(int.from_bytes(randomness(32), "big"), SECRET_LENGTH)
+    return ApiKey(environment, key_id.decode(), Secret(secret))
+
+
+def parse(text: bytes) -> ApiKey | None:
+    """The parts of a well-formed key; None where the shape or the CRC-32 is wrong (mistyped, cut off, a fake)."""
+    match = _KEY.fullmatch(text) if len(text) <= MAX_LENGTH else None
+    if match is None or base62(zlib.crc32(text[:-CRC_LENGTH]), CRC_LENGTH) != match[4]:
+        return None
+    return ApiKey(match[1].decode(), match[2].decode(), Secret(match[3]))
+
+
+def mac(pepper: Secret, secret: Secret) -> bytes:
+    """HMAC-SHA-256 of the secret part: all that is ever stored. A keyed fast hash is enough for 256 random bits."""
+    return hmac.digest(pepper.reveal(), secret.reveal(), "sha256")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """One row of ``api_keys`` as the ring needs it; times in seconds since the UNIX epoch, None where there is none."""
+
+    id: str
+    tenant: str
+    name: str
+    environment: str
+    secret_mac: bytes = field(repr=False)
+    expires_at: float | None = None
+    not_before: float | None = None
+    revoked_at: float | None = None
+    models: tuple[str, ...] | None = None
+    roles: frozenset[str] = frozenset({"tenant"})
+    rotated_mac: bytes | None = field(default=None, repr=False)
+    rotated_until: float | None = None
+    principal: Principal = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # Made once a snapshot, not once a call.
+        principal = Principal(
+            tenant=self.tenant,
+            name=self.name,
+            kind="api_key",
+            roles=self.roles,
+            key_id=self.id,
+            models=self.models,
+            expires_at=self.expires_at,
+        )
+        object.__setattr__(self, "principal", principal)
+
+
+_NOBODY: Final = KeyRow("", "", "", "", _NO_MAC)
+
+
+@dataclass(frozen=True, slots=True)
+class KeySnapshot:
+    """All keys as one transaction saw them. Never changed; replaced whole."""
+
+    rows: Mapping[str, KeyRow]
+    loaded_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeyState:
+    """What the ring knows: the snapshot, when the database last confirmed it (s), and whether it answers now."""
+
+    snapshot: KeySnapshot | None = None
+    confirmed_at: float = 0.0
+    away: bool = True
+
+
+class KeyRing:
+    """Identifies callers by API key from the current snapshot; the refresher swaps the state whole, nobody waits.
+
+    ``max_age`` bounds (in seconds) how long a snapshot is believed while the database is away; ``lag`` is after how
+    long without a confirmation the database counts as away even though nobody said so (a refresher that hangs).
+    """
+
+    __slots__ = ("_environment", "_lag", "_max_age", "_pepper", "_state")
+
+    def __init__(self, pepper: Secret, environment: str, *, max_age: float, lag: float = 5.0) -> None:
+        self._pepper = pepper
+        self._environment = environment
+        self._max_age = max_age
+        self._lag = lag
+        self._state = KeyState()
+
+    @property
+    def state(self) -> KeyState:
+        return self._state
+
+    def install(self, snapshot: KeySnapshot) -> None:
+        """A snapshot just read."""
+        self._state = KeyState(snapshot, snapshot.loaded_at, away=False)
+
+    def confirm(self, at: float) -> None:
+        """The database says that the snapshot still holds."""
+        self._state = KeyState(self._state.snapshot, at, away=False)
+
+    def lost(self) -> None:
+        """The database does not answer: what isn't in the snapshot can't be told any more."""
+        self._state = KeyState(self._state.snapshot, self._state.confirmed_at, away=True)
+
+    def age(self, at: float) -> float | None:
+        """Seconds since the database last confirmed the snapshot; None before the first."""
+        return None if self._state.snapshot is None else max(0.0, at - self._state.confirmed_at)
+
+    def identify(self, text: bytes, at: float) -> Principal | Denial:
+        """The key's principal. The work is the same for an unknown id as for a wrong secret."""
+        key = parse(text)
+        if key is None:
+            return Denial(Reason.KEY_UNKNOWN, "it is mistyped or cut off: its checksum does not fit", rule="api-key")
+        if key.environment != self._environment:
+            return Denial(Reason.KEY_UNKNOWN, "it belongs to another environment", rule="api-key")
+        state = self._state
+        age = at - state.confirmed_at
+        if state.snapshot is None or age > self._max_age:
+            return _unavailable("no snapshot" if state.snapshot is None else f"snapshot is {age:.0f} s old")
+        row = state.snapshot.rows.get(key.id, _NOBODY)
+        if not self._proves(row, key.secret, at) or row.environment != key.environment:
+            if state.away or age > self._lag:
+                return _unavailable("the database is away, so a key may have been issued or rotated since")
+            return Denial(Reason.KEY_UNKNOWN, rule="api-key", internal=f"key id {key.id}")
+        return _standing(row, at) or row.principal
+
+    def _proves(self, row: KeyRow, secret: Secret, at: float) -> bool:
+        """Both secrets are always compared, each in constant time, so that time tells nothing of the row."""
+        given = mac(self._pepper, secret)
+        current = hmac.compare_digest(given, row.secret_mac)
+        old = hmac.compare_digest(given, row.rotated_mac or _NO_MAC)
+        graced = row.rotated_mac is not None and row.rotated_until is not None and at < row.rotated_until
+        return row is not _NOBODY and (current or (old and graced))
+
+
+def _unavailable(why: str) -> Denial:
+    return Denial(Reason.KEYS_UNAVAILABLE, retry_after=1.0, rule="api-key", internal=why)
+
+
+def _standing(row: KeyRow, at: float) -> Denial | None:
+    """Why a proven key may not be used, told to its holder; None where it may."""
+    internal = f"key id {row.id} of tenant {row.tenant}"
+    if row.revoked_at is not None and row.revoked_at <= at:
+        return Denial(Reason.KEY_REVOKED, f"on {_day(row.revoked_at)}", rule="api-key", internal=internal)
+    if row.expires_at is not None and row.expires_at <= at:
+        return Denial(Reason.KEY_EXPIRED, f"on {_day(row.expires_at)}", rule="api-key", internal=internal)
+    if row.not_before is not None and row.not_before > at:
+        detail = f"the API key holds from {_day(row.not_before)}"
+        return Denial(Reason.TOKEN_NOT_YET_VALID, detail, rule="api-key", internal=internal)
+    return None
+
+
+def _day(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
