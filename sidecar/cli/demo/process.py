@@ -16,8 +16,8 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _LIBC = ctypes.CDLL(None, use_errno=True)  # looked up before any fork: the child may not take the loader's lock
 
-# The kernel sends PR_SET_PDEATHSIG when the *thread* that forked ends, so every fork is made by this one, which lives as
-# long as the process. A child started by a short-lived thread would otherwise be killed with it.
+# The kernel sends PR_SET_PDEATHSIG when the *thread* that forked ends, so every fork is made by this one, which lives
+# as long as the process. A child started by a short-lived thread would otherwise be killed with it.
 _FORKER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="demo-forker")
 
 LOG_TAIL_LINES = 25
@@ -51,8 +51,8 @@ def spawn(
     on_parent_death: signal.Signals,
     identity: Identity | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start ``command`` in its own session, output appended to ``log``; it gets ``on_parent_death`` when we die, even by
-    SIGKILL. Ctrl-C at a terminal reaches us only, so that we decide in which order the parts end."""
+    """Start ``command`` in its own session, output appended to ``log``; it gets ``on_parent_death`` when we die, even
+    by SIGKILL. Ctrl-C at a terminal reaches us only, so that we decide in which order the parts end."""
     return _FORKER.submit(_spawn, command, log, env, cwd, on_parent_death, identity).result()
 
 
