@@ -18,6 +18,7 @@ from sidecar.core.model import (
     AuditLevel,
     AuditRule,
     Call,
+    Credential,
     Demand,
     Denial,
     Disposition,
@@ -210,6 +211,14 @@ class Governor:
         """From now on every new call is refused DRAINING, in every mode."""
         self._draining = True
 
+    def turns_away(self, credential: Credential | Denial, at: Instant) -> bool:
+        """Whether a call with this credential would be refused whatever its message says, so that none need be read."""
+        if self._draining:
+            return True
+        if self._mode is Mode.OBSERVE:
+            return False
+        return isinstance(credential, Denial) or isinstance(self._ports.identity.identify(credential, at.wall), Denial)
+
     # --- the one order ---------------------------------------------------------------------------------------------
 
     def open(self, call: Call, at: Instant) -> Recorded | Refused:
@@ -234,6 +243,8 @@ class Governor:
     def _decide(self, d: _Decision, at: Instant) -> Admission:
         call, reader = d.call, self._ports.reader
         d.identified(self._identify(call, at))
+        if call.fault is not None:
+            d.faulted(call.fault)
         with d.reading():
             d.head = reader.head(call.method, call.message)
         d.authorised(self._authorise(d, at))
@@ -303,6 +314,13 @@ class Governor:
             self._ports.instruments.unrecorded(denial)
         self._ports.instruments.refused(refused, enforced=True)
         return refused
+
+    def reject(self, call: Call, denial: Denial, at: Instant) -> Refused:
+        """Refuse a call whose message the wire could not even read; who sent it is told first if that is refused too."""
+        who = self._identify(call, at)
+        principal = None if isinstance(who, Denial) else who
+        reason = who if isinstance(who, Denial) and self._mode is Mode.ENFORCE else denial
+        return self.refuse(Refused(call, reason, self._ports.policies.current().digest, principal), at)
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
@@ -385,6 +403,9 @@ class _Decision:
             self._refuse(found)
             found = OBSERVED
         self.principal = found
+
+    def faulted(self, fault: Denial) -> None:
+        self._refuse(fault)
 
     def authorised(self, verdict: Verdict | Denial) -> None:
         if isinstance(verdict, Denial):

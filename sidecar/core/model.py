@@ -174,6 +174,7 @@ class Call:
     trace: TraceContext | None = None
     deadline_ns: int | None = None
     stream: str | None = None
+    fault: Denial | None = None  # what is wrong with its headers
 
 
 @dataclass(frozen=True, slots=True)

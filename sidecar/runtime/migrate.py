@@ -18,6 +18,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from audit import store
+from audit.tables import SCHEMA, database_facts
 
 __all__ = ["BusyError", "Status", "alembic_config", "status", "upgrade"]
 
@@ -71,11 +72,11 @@ def upgrade(
     with engine.connect() as connection, _alone(connection, wait):
         connection.exec_driver_sql(f"SET lock_timeout = {LOCK_MS}")
         connection.exec_driver_sql(f"SET statement_timeout = {STATEMENT_MS}")
-        connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {store.SCHEMA}")
+        connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
         connection.commit()
         command.upgrade(alembic_config(connection), "head")
         connection.commit()
-        fact = pg_insert(store.database_facts).values(key="jurisdiction", value=jurisdiction)
+        fact = pg_insert(database_facts).values(key="jurisdiction", value=jurisdiction)
         connection.execute(fact.on_conflict_do_nothing())
         store.ensure_partitions(connection, store.days_ahead(today))
         store.check_jurisdiction(connection, jurisdiction)
@@ -88,11 +89,11 @@ def status(engine: sa.Engine, *, today: date) -> Status:
     head = ScriptDirectory.from_config(alembic_config()).get_current_head()
     assert head is not None
     with store.transaction(engine) as connection:
-        context = MigrationContext.configure(connection, opts={"version_table_schema": store.SCHEMA})
+        context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
         revision = context.get_current_revision()
         if revision is None:
             return Status(None, head, None, 0)
-        facts = sa.select(store.database_facts.c.value).where(store.database_facts.c.key == "jurisdiction")
+        facts = sa.select(database_facts.c.value).where(database_facts.c.key == "jurisdiction")
         have = store.partitions(connection)
         ahead = [day for day in store.days_ahead(today) if store.partition_name(day) in have]
         return Status(revision, head, connection.execute(facts).scalar_one_or_none(), len(ahead))

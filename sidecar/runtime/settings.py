@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from policies import yamlfile
 from policies.units import Duration, Size, parse_duration
+from policies.yamlfile import Problem
 
 _ADDRESS: Final = re.compile(r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})$")
 
@@ -21,6 +23,8 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+
+Section = TypeVar("Section", bound=BaseModel)
 
 
 class _Section(BaseModel):
@@ -142,3 +146,41 @@ class Settings(_Section):
     audit: AuditSection
     telemetry: TelemetrySection = TelemetrySection()
     bounds: BoundsSection = BoundsSection()
+
+
+class SettingsError(Exception):
+    """warden.yaml cannot be used; ``problems`` holds every mistake with its file, line and column."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+def load(path: Path) -> Settings:
+    """Read, check and freeze a configuration; relative paths in it are taken from its own directory.
+
+    Raises ``SettingsError`` with all that is wrong, never only the first.
+    """
+    document = yamlfile.read(path)
+    if isinstance(document, list):
+        raise SettingsError(document)
+    settings = yamlfile.validate(Settings, document)
+    if isinstance(settings, list):
+        raise SettingsError(settings)
+    return _anchored(settings, path.resolve().parent)
+
+
+def _anchored(section: Section, base: Path) -> Section:
+    """``section`` with every relative path, at any depth, made absolute under ``base``."""
+    changes: dict[str, Any] = {}
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Path) and not value.is_absolute():
+            changes[name] = base / value
+        elif isinstance(value, BaseModel):
+            changes[name] = _anchored(value, base)
+        elif isinstance(value, tuple):
+            changes[name] = tuple(_anchored(item, base) if isinstance(item, BaseModel) else item for item in value)
+        elif name == "jwks" and "://" not in value and not Path(value).is_absolute():
+            changes[name] = str(base / value)
+    return section.model_copy(update=changes)

@@ -1,0 +1,47 @@
+"""The one source of ids and of chance: UUIDv7 for calls (RFC 9562 §5.7), W3C ids for traces and spans."""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+
+from sidecar.core.model import Instant
+
+_POOL_BYTES = 4096  # one system call for about 400 ids
+
+
+class RandomIds:
+    """Ids from the operating system's randomness, read ahead in a pool. One per process; not shared across forks."""
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+        self._random = random.Random(os.urandom(16))  # noqa: S311 — chooses what is sampled, guards nothing
+        self._pool = b""
+
+    def _take(self, size: int) -> bytes:
+        pool = self._pool
+        if len(pool) < size:
+            pool = os.urandom(_POOL_BYTES)
+        self._pool = pool[size:]
+        return pool[:size]
+
+    def call(self, at: Instant) -> str:
+        return uuid7(at.wall_ns, self._take(10))
+
+    def trace(self) -> str:
+        return self._take(16).hex()
+
+    def span(self) -> str:
+        return self._take(8).hex()
+
+    def sampled(self) -> bool:
+        return self._random.random() < self._ratio
+
+
+def uuid7(wall_ns: int, randomness: bytes) -> str:
+    """48 bits of milliseconds, then 74 of ``randomness`` (10 bytes)."""
+    ms = (wall_ns // 1_000_000) & ((1 << 48) - 1)
+    rand = int.from_bytes(randomness, "big")
+    value = ms << 80 | 0x7 << 76 | ((rand >> 64) & 0xFFF) << 64 | 0b10 << 62 | (rand & ((1 << 62) - 1))
+    return str(uuid.UUID(int=value))

@@ -1,0 +1,247 @@
+"""The production wire: an ASGI app that Envoy hosts (pyvoy). Turns HTTP/2 into calls and back; holds no rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+from sidecar.core.model import Denial, MalformedRequest
+from sidecar.core.reasons import Code, Reason
+from sidecar.transports import render, unary
+from sidecar.transports.budget import Held
+from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
+from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER
+from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message, prefix
+from sidecar.transports.live import LiveRpcs
+from sidecar.transports.outbox import ClientGone
+from sidecar.transports.relay import StreamRelay
+from sidecar.transports.upstream import Upstream
+from sidecar.triton import answers, methods
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+_HEADERS: Final = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ",".join(ENCODINGS).encode())]
+_OK_TRAILERS: Final = [(b"grpc-status", b"0")]
+_NOT_GRPC: Final = Denial(Reason.METHOD_UNKNOWN, "this port speaks gRPC (content-type application/grpc)")
+_HEALTH_POLL: Final = 1.0  # seconds between two looks of a health Watch
+
+
+class AsgiWire:
+    """Serves gRPC to tenants; ``upstream`` works inside a request only, as pyvoy's client does."""
+
+    def __init__(self, services: Services, upstream: Upstream, live: LiveRpcs) -> None:
+        self._services = services
+        self._upstream = upstream
+        self._live = live
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request. The outermost frame is the crash barrier: an app that raises is answered as an empty 200."""
+        context = read(self._services, methods.lookup(scope["path"]), scope["headers"], _peer(scope))
+        reply = _Reply(send, context.id, self._services.bounds.blocked_write)
+        try:
+            if not _is_grpc(scope):
+                await _answer_http(send, _NOT_GRPC, context.id)
+                return
+            await self._serve(context, receive, reply)
+        except ClientGone:
+            return
+        except Exception as fault:  # noqa: BLE001 — DESIGN rule 7: crash the call, closed
+            self._services.crashed(context.id, fault)
+            await reply.finish(render.status(CRASHED, context.id))
+
+    async def _serve(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
+        if not governed(context.method):
+            await self._answer(context, receive, reply)
+            return
+        status = unary.refuse(self._services, context)
+        if status is None:
+            with Held(self._services.budget) as held:
+                body = _Body(receive, held, self._services.bounds.message_bytes, context.encoding)
+                serve = self._stream if context.method.streaming else self._unary
+                status = await serve(context, body, reply, held)
+        await reply.finish(status)
+
+    # --- answered here ---------------------------------------------------------------------------------------------
+
+    async def _answer(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
+        """Health: to anyone, never recorded. ``Watch`` keeps its stream open and tells changes."""
+        ready = self._services.ready
+        match context.method.name:
+            case "ServerLive":
+                await reply.message(answers.server_live(live=True))
+            case "ServerReady":
+                await reply.message(answers.server_ready(ready=ready()))
+            case "Check":
+                await reply.message(answers.health(serving=ready()))
+            case _:
+                await self._watch(context, receive, reply)
+                return
+        await reply.finish(render.OK)
+
+    async def _watch(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
+        told: bool | None = None
+        while context.remaining(self._services.now()) > 0:
+            serving = self._services.ready()
+            if serving is not told:
+                told = serving
+                await reply.message(answers.health(serving=serving))
+            if (await receive())["type"] == "http.disconnect":
+                raise ClientGone
+            await asyncio.sleep(_HEALTH_POLL)
+        await reply.finish(render.status(EXPIRED, context.id))
+
+    # --- governed --------------------------------------------------------------------------------------------------
+
+    async def _unary(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
+        with self._live.track() as live:
+            try:
+                message = await self._only_message(context, body)
+                if isinstance(message, render.Status):
+                    return message
+                answer = await unary.serve(self._services, context, self._upstream, held, live, message)
+                if answer.message is not None:
+                    await reply.message(answer.message)
+            except asyncio.CancelledError:
+                if not live.drained:
+                    raise
+                return render.status(DRAINED, context.id)
+            else:
+                return answer.status
+
+    async def _only_message(self, context: RpcContext, body: _Body) -> bytes | render.Status:
+        """A unary RPC's one message; a status where there is none, or more, or it can't be read in time."""
+        try:
+            async with asyncio.timeout(context.remaining(self._services.now())):
+                found = [message async for message in body.messages(most=2)]
+        except TimeoutError:
+            return unary.reject(self._services, context, EXPIRED)
+        except MalformedRequest as fault:
+            return unary.reject(self._services, context, Denial(fault.reason, fault.detail))
+        except UnsupportedEncoding as fault:
+            return _unsupported(fault)
+        except BufferError:
+            return unary.reject(self._services, context, NO_BUFFER)
+        if len(found) == 1:
+            return found[0]
+        wrong = f"{len(found)} messages in a unary call; exactly one expected"
+        return unary.reject(self._services, context, Denial(Reason.REQUEST_MALFORMED, wrong))
+
+    async def _stream(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
+        relay = StreamRelay(self._services, context, self._upstream, reply.data, held)
+        with self._live.track(relay.drained) as live:
+            await reply.start()
+            try:
+                return await relay.run(body.messages())
+            except asyncio.CancelledError:
+                if not live.drained:
+                    raise
+                return render.status(DRAINED, context.id)
+
+
+def _unsupported(fault: UnsupportedEncoding) -> render.Status:
+    return render.Status(Code.UNIMPLEMENTED, f"grpc-encoding {str(fault)[:64]!r} is not supported")
+
+
+class _Body:
+    """The request's messages as they arrive. What is held of them counts against the budget."""
+
+    def __init__(self, receive: Receive, held: Held, limit: int, encoding: str) -> None:
+        self._receive = receive
+        self._held = held
+        self._frames = FrameReader(limit, encoding)
+
+    async def messages(self, most: int | None = None) -> AsyncIterator[bytes]:
+        """Raises ``ClientGone``, ``MalformedRequest``, ``UnsupportedEncoding``, ``BufferError`` (the budget is spent)."""
+        count = 0
+        while True:
+            event = await self._receive()
+            if event["type"] == "http.disconnect":
+                raise ClientGone
+            data = event.get("body", b"")
+            if not self._held.take(len(data)):
+                raise BufferError
+            for message in self._frames.feed(data):
+                yield message
+                count += 1
+                if count == most:
+                    return
+            if not event.get("more_body", False):
+                self._frames.end()
+                return
+
+
+class _Reply:
+    """One response: headers once, data, trailers once; a blocked client is given ``blocked_write`` seconds."""
+
+    def __init__(self, send: Send, call_id: str, blocked_write: float) -> None:
+        self._send = send
+        self._call_id = call_id
+        self._blocked_write = blocked_write
+        self._started = False
+        self._finished = False
+
+    async def _event(self, event: dict[str, Any]) -> None:
+        try:
+            await self._send(event)
+        except OSError as fault:  # pyvoy's ClientDisconnectedError is one
+            raise ClientGone from fault
+
+    async def start(self) -> None:
+        self._started = True
+        headers = [*_HEADERS, (b"x-warden-call-id", self._call_id.encode())]
+        await self._event({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
+
+    async def data(self, data: bytes) -> None:
+        await self._event({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def message(self, message: bytes) -> None:
+        """One message; raises ``ClientGone`` too where the client takes nothing for too long."""
+        if not self._started:
+            await self.start()
+        try:
+            async with asyncio.timeout(self._blocked_write):
+                await self.data(prefix(len(message)) + message)
+        except TimeoutError as fault:
+            raise ClientGone from fault
+
+    async def finish(self, status: render.Status) -> None:
+        """End the RPC: trailers, or a trailers-only answer where nothing was sent."""
+        if self._finished:
+            return
+        self._finished = True
+        if not self._started:
+            headers = [*_HEADERS, (b"x-warden-call-id", self._call_id.encode()), *_status_headers(status)]
+            await self._event({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._event({"type": "http.response.body", "body": b""})
+            return
+        await self._event({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._event({"type": "http.response.trailers", "headers": _status_headers(status), "more_trailers": False})
+
+
+def _status_headers(status: render.Status) -> list[tuple[bytes, bytes]]:
+    if status.code == 0:
+        return _OK_TRAILERS
+    fields = [(b"grpc-status", str(int(status.code)).encode()), (b"grpc-message", encode_message(status.message).encode())]
+    if status.details:
+        fields.append((b"grpc-status-details-bin", render.details_header(status.details)))
+    return fields
+
+
+def _peer(scope: Scope) -> str:
+    client = scope.get("client")
+    return f"{client[0]}:{client[1]}" if client else ""
+
+
+def _is_grpc(scope: Scope) -> bool:
+    kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+    return scope["method"] == "POST" and (kind == b"application/grpc" or kind.startswith(b"application/grpc+proto"))
+
+
+async def _answer_http(send: Send, denial: Denial, call_id: str) -> None:
+    status, headers, body = render.problem(denial, call_id)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

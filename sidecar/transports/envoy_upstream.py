@@ -1,0 +1,152 @@
+"""RPCs to Triton through Envoy's own HTTP/2 client (pyvoy's HTTPTransport); facts/envoy.md says what bites here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Final
+
+from pyqwest import Headers, ReadError, Request, Response, StreamError, WriteError
+
+from sidecar.core.model import MalformedRequest, Method
+from sidecar.core.reasons import Code
+from sidecar.transports.exchange import UpstreamEnd
+from sidecar.transports.grpc_frames import FrameReader, UnsupportedEncoding, decode_message, prefix
+from sidecar.transports.upstream import Metadata, UpstreamCall
+
+if TYPE_CHECKING:
+    from pyvoy.asgi.httpclient import HTTPTransport
+
+CLUSTER: Final = "triton"
+_ORIGIN: Final = "http://triton"
+_JOIN_BELOW: Final = 64 * 1024  # bytes: below it one joined write is cheaper than a second chunk
+_RESPONSE_LIMIT: Final = 2**31 - 1  # gRPC's own bound on a message
+# pyvoy ends the upstream request with the server request's end; that is how a client's departure shows here.
+_CLIENT_GONE: Final = "server request"
+
+
+class _Reset(Exception):  # noqa: N818 — raised in a request body to reset its stream, seen by nobody else
+    """Raised inside an open request body: the one way to cancel an upstream call before its headers are there."""
+
+
+class EnvoyUpstream:
+    """Opens RPCs on the cluster ``triton`` of the Envoy that hosts us."""
+
+    def __init__(self, transport: HTTPTransport) -> None:
+        self._transport = transport
+
+    def unary(self, method: Method, message: bytes, metadata: Metadata) -> UpstreamCall:
+        content: bytes | AsyncIterator[bytes]
+        if len(message) < _JOIN_BELOW:
+            content = prefix(len(message)) + message
+        else:
+            content = _chunks(prefix(len(message)), message)
+        return _EnvoyCall(self._transport, _request(method, metadata, content), None)
+
+    def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
+        body = _OpenBody(prefix(len(message) + len(suffix)), message, suffix)
+        return _EnvoyCall(self._transport, _request(method, metadata, body.chunks()), body)
+
+
+def _request(method: Method, metadata: Metadata, content: bytes | AsyncIterator[bytes]) -> Request:
+    headers = Headers([("content-type", "application/grpc"), ("te", "trailers"), *metadata])
+    return Request("POST", _ORIGIN + method.path, headers, content)
+
+
+async def _chunks(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+class _OpenBody:
+    """A request body that stays open after its message until it is half-closed, or reset."""
+
+    def __init__(self, *parts: bytes) -> None:
+        self._parts = parts
+        self._over = asyncio.Event()
+        self._reset = False
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        if sum(map(len, self._parts)) < _JOIN_BELOW:
+            yield b"".join(self._parts)
+        else:
+            for part in self._parts:
+                if part:
+                    yield part
+        self._parts = ()
+        await self._over.wait()
+        if self._reset:
+            raise _Reset
+
+    def half_close(self) -> None:
+        self._over.set()
+
+    def reset(self) -> None:
+        if not self._over.is_set():
+            self._reset = True
+            self._over.set()
+
+
+class _EnvoyCall:
+    """One upstream RPC; see ``UpstreamCall``."""
+
+    def __init__(self, transport: HTTPTransport, request: Request, body: _OpenBody | None) -> None:
+        self._transport = transport
+        self._request: Request | None = request
+        self._body = body
+        self._response: Response | None = None
+        self._content: AsyncIterator[bytes | memoryview | bytearray] | None = None
+        self._frames = FrameReader(_RESPONSE_LIMIT)
+        self._messages: deque[bytes] = deque()
+        self._end: UpstreamEnd | None = None
+
+    async def receive(self) -> bytes | UpstreamEnd:
+        if self._messages:
+            return self._messages.popleft()
+        if self._end is not None:
+            return self._end
+        try:
+            return await self._next()
+        except (ReadError, WriteError, StreamError) as fault:
+            text = str(fault)
+            self._end = UpstreamEnd(Code.UNAVAILABLE, "upstream connect error: " + text, _CLIENT_GONE in text)
+        except TimeoutError:
+            self._end = UpstreamEnd(Code.DEADLINE_EXCEEDED, "upstream request timeout")
+        except (MalformedRequest, UnsupportedEncoding) as fault:
+            self._end = UpstreamEnd(Code.INTERNAL, f"unreadable response: {fault}")
+        return self._end
+
+    async def _next(self) -> bytes | UpstreamEnd:
+        if self._request is not None:
+            request, self._request = self._request, None
+            self._response = await self._transport.execute(request)
+            self._content = aiter(self._response.content)
+        assert self._response is not None
+        assert self._content is not None
+        async for chunk in self._content:
+            self._messages.extend(self._frames.feed(bytes(chunk)))
+            if self._messages:
+                return self._messages.popleft()
+        self._end = _status(self._response)
+        return self._end
+
+    def half_close(self) -> None:
+        if self._body is not None:
+            self._body.half_close()
+
+    async def cancel(self) -> None:
+        if self._body is not None:
+            self._body.reset()
+        if self._end is None and self._response is not None:
+            await self._response.aclose()
+
+
+def _status(response: Response) -> UpstreamEnd:
+    """The gRPC status of a finished response: in its trailers, or among its headers where it had no message."""
+    for fields in (response.trailers, response.headers):
+        value = fields.get("grpc-status")
+        if value is not None:
+            code = int(value) if value.isascii() and value.isdigit() else Code.UNKNOWN
+            return UpstreamEnd(code, decode_message(fields.get("grpc-message", "")))
+    return UpstreamEnd(Code.UNAVAILABLE, f"upstream connect error: HTTP {response.status} without a gRPC status")

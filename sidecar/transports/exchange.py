@@ -1,0 +1,108 @@
+"""One governed call without I/O: a wire tells it what happened, it answers what to do; settled exactly once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from sidecar.core.governor import Recorded, Refused
+from sidecar.core.model import Call, Denial, Forward, Outcome, OutcomeKind, ResponseFacts
+from sidecar.core.reasons import REASONS, Code, Reason
+from sidecar.transports import render
+from sidecar.transports.context import Services
+from sidecar.triton import status as triton_status
+from sidecar.triton.wire import peek_request_id
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamEnd:
+    """How the upstream RPC ended: gRPC code and text, as Triton (or what stands before it) gave them.
+
+    ``client_gone``: it ended because the client's own RPC did.
+    """
+
+    code: int
+    message: str = ""
+    client_gone: bool = False
+
+
+class Exchange:
+    """A call's life on either wire: ``open``, ``deliver``…, then one of the endings. All ends settle."""
+
+    __slots__ = ("_services", "call", "recorded")
+
+    def __init__(self, services: Services, call: Call) -> None:
+        self._services = services
+        self.call = call
+        self.recorded: Recorded | None = None
+
+    def open(self) -> Forward | Denial:
+        """Admit and record. A Denial is recorded already and only wants telling."""
+        match self._services.governor.open(self.call, self._services.now()):
+            case Recorded() as recorded:
+                self.recorded = recorded
+                return recorded.admission.forward
+            case Refused() as refused:
+                return refused.denial
+            case other:
+                assert_never(other)
+
+    @property
+    def unsettled(self) -> bool:
+        return self.recorded is not None and not self.recorded.settled
+
+    @property
+    def request_id(self) -> str:
+        """The client's own request id, which a stream's callback tells responses apart by."""
+        if self.recorded is not None:
+            return self.recorded.admission.facts.request_id
+        return peek_request_id(self.call.message)
+
+    @property
+    def wants_empty_final(self) -> bool:
+        """Whether the client itself asked for the empty final response of a decoupled model."""
+        assert self.recorded is not None
+        return self.recorded.admission.facts.parameters.get("triton_enable_empty_final_response") is True
+
+    def deliver(self, message: bytes) -> ResponseFacts | Denial:
+        """Meter a response message before it is sent. A Denial ends the call: it cannot be recorded any more."""
+        assert self.recorded is not None
+        return self._services.governor.deliver(self.recorded, message, self._services.now())
+
+    # --- endings ---------------------------------------------------------------------------------------------------
+
+    def complete(self) -> Denial | None:
+        """All was delivered. A Denial: its outcome could not be recorded, so the client must not be told OK."""
+        return self._settle(Outcome(OutcomeKind.COMPLETED))
+
+    def ended(self, end: UpstreamEnd) -> render.Status:
+        """The upstream RPC is over; what the client's RPC ends with."""
+        if end.code == Code.OK:
+            denial = self.complete()
+            return render.OK if denial is None else render.status(denial, self.call.id)
+        told = triton_status.translate(end.code, end.message)
+        self._settle(Outcome(OutcomeKind.FAILED, told.code, told.reason, end.message))
+        if told.reason is None:
+            return render.Status(told.code, told.message)
+        retry = 1.0 if REASONS[told.reason].retryable else None
+        return render.status(Denial(told.reason, retry_after=retry), self.call.id)
+
+    def errored(self, text: str) -> Denial | None:
+        """Triton answered this message of a stream with an in-band error (its gRPC code is lost there)."""
+        return self._settle(Outcome(OutcomeKind.FAILED, Code.UNKNOWN, None, text))
+
+    def failed(self, denial: Denial) -> Denial:
+        """We ended it: cut off, drained, or no longer recordable."""
+        kind = OutcomeKind.CANCELLED if denial.reason is Reason.CLIENT_CANCELLED else OutcomeKind.FAILED
+        self._settle(Outcome(kind, REASONS[denial.reason].code, denial.reason, denial.internal or denial.detail))
+        return denial
+
+    def _settle(self, outcome: Outcome) -> Denial | None:
+        assert self.recorded is not None
+        return self._services.governor.settle(self.recorded, outcome, self._services.now())
+
+
+DRAINED = Denial(Reason.DRAINING, "the grace period is over", retry_after=1.0)
+BLOCKED = Denial(Reason.MEMORY_TENSOR, "the client does not read its responses", rule="bounds.blocked_write")
+NO_BUFFER = Denial(Reason.MEMORY_TENSOR, "the sidecar's buffers are full", retry_after=1.0, rule="bounds.buffer_bytes")
+CRASHED = Denial(Reason.INTERNAL)

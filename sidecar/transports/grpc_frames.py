@@ -1,0 +1,119 @@
+"""gRPC's framing over HTTP/2, pure: length-prefixed messages, timeouts, percent-encoded status text (PROTOCOL-HTTP2.md)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import unquote
+
+from sidecar.core.model import MalformedRequest
+from sidecar.core.reasons import Reason
+
+PREFIX: Final = 5  # one byte "compressed", four bytes length, big endian
+_TIMEOUT_UNITS: Final = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
+_MAX_TIMEOUT_NS: Final = 10 * 365 * 86_400 * 10**9  # ten years: beyond it a deadline is none
+_WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ENCODINGS: Final = ("identity", *_WINDOW)
+
+
+class UnsupportedEncoding(Exception):  # noqa: N818 — a peer's choice, answered UNIMPLEMENTED as gRPC prescribes
+    """The message is compressed in a way that is not offered."""
+
+
+def prefix(length: int) -> bytes:
+    """The frame header of an uncompressed message of ``length`` bytes."""
+    return b"\x00" + length.to_bytes(4, "big")
+
+
+def frame(message: bytes) -> bytes:
+    return prefix(len(message)) + message
+
+
+class FrameReader:
+    """Cuts a byte stream into messages; holds at most one message, of at most ``limit`` bytes (decompressed too)."""
+
+    __slots__ = ("_buffer", "_encoding", "_limit", "_need", "_parts", "_size")
+
+    def __init__(self, limit: int, encoding: str = "identity") -> None:
+        self._limit = limit
+        self._encoding = encoding
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._need = PREFIX  # bytes until the next decision: a whole header, or a whole frame
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held of a message that is not whole yet."""
+        return self._size
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Whole messages, in order. Raises ``MalformedRequest`` (too large, bad flag) or ``UnsupportedEncoding``."""
+        if data:
+            self._parts.append(data)
+            self._size += len(data)
+        while self._size >= self._need:
+            joined = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            self._parts = [joined]
+            length = int.from_bytes(joined[1:PREFIX], "big")
+            if length > self._limit:
+                raise MalformedRequest(
+                    f"message of {length} bytes; at most {self._limit} are accepted", Reason.REQUEST_TOO_LARGE
+                )
+            self._need = PREFIX + length
+            if self._size < self._need:
+                return
+            message = joined[PREFIX : self._need]
+            rest = joined[self._need :]
+            self._parts, self._size, self._need = ([rest] if rest else []), len(rest), PREFIX
+            yield message if joined[0] == 0 else self._decompress(joined[0], message)
+
+    def _decompress(self, flag: int, message: bytes) -> bytes:
+        if flag != 1:
+            raise MalformedRequest(f"gRPC frame flag {flag}; 0 or 1 expected")
+        window = _WINDOW.get(self._encoding)
+        if window is None:
+            raise UnsupportedEncoding(self._encoding)
+        try:
+            stream = zlib.decompressobj(window)
+            plain = stream.decompress(message, self._limit + 1)
+        except zlib.error as fault:
+            raise MalformedRequest(f"{self._encoding} data cannot be read") from fault
+        if len(plain) > self._limit:
+            raise MalformedRequest(f"message over {self._limit} bytes once decompressed", Reason.REQUEST_TOO_LARGE)
+        if not stream.eof:
+            raise MalformedRequest(f"{self._encoding} data is cut short")
+        return plain
+
+    def end(self) -> None:
+        """The stream has ended: raises ``MalformedRequest`` if it did so inside a message."""
+        if self._size:
+            raise MalformedRequest(f"the request ended inside a message ({self._size} of {self._need} bytes)")
+
+
+def parse_timeout(value: str) -> int | None:
+    """``grpc-timeout`` in ns; None for one that is absent in effect. Raises ``MalformedRequest``."""
+    unit = _TIMEOUT_UNITS.get(value[-1:])
+    digits = value[:-1]
+    if unit is None or not 1 <= len(digits) <= 8 or not (digits.isascii() and digits.isdigit()):
+        raise MalformedRequest("grpc-timeout: up to eight digits and one of H M S m u n")
+    ns = int(digits) * unit
+    return ns if ns <= _MAX_TIMEOUT_NS else None
+
+
+def format_timeout(ns: int) -> str:
+    """The shortest form that keeps at least millisecond accuracy; never less than 1 ms."""
+    ms = max(1, ns // 10**6)
+    return f"{ms}m" if ms < 10**8 else f"{min(ms // 1000, 99_999_999)}S"
+
+
+def encode_message(text: str) -> str:
+    """``grpc-message``: UTF-8, percent-encoded outside printable ASCII, at most 4 KiB of source text."""
+    data = text[:4096].encode("utf-8", "replace")
+    return "".join(chr(b) if 0x20 <= b <= 0x7E and b != 0x25 else f"%{b:02X}" for b in data)
+
+
+def decode_message(value: str) -> str:
+    return unquote(value, errors="replace")
+
+

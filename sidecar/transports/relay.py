@@ -1,0 +1,222 @@
+"""A ModelStreamInfer on either wire: each message its own call with its own upstream stream (DESIGN §4, §6)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from sidecar.core.model import Denial, Forward, MalformedRequest
+from sidecar.core.reasons import REASONS, Code
+from sidecar.transports import render, unary
+from sidecar.transports.budget import Held
+from sidecar.transports.context import CANCELLED, EXPIRED, RpcContext, Services
+from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER, Exchange, UpstreamEnd
+from sidecar.transports.grpc_frames import UnsupportedEncoding, frame
+from sidecar.transports.outbox import ClientGone, Outbox, Send
+from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
+from sidecar.triton.answers import EMPTY_FINAL_SUFFIX
+
+_SEQUENCES: Final = 4096  # sequences remembered per stream, so that their requests stay in order
+
+
+class StreamRelay:
+    """One client stream. ``run`` returns how the RPC ends; every call it opened is settled by then."""
+
+    def __init__(self, services: Services, context: RpcContext, upstream: Upstream, send: Send, held: Held) -> None:
+        self._services = services
+        self._context = context
+        self._upstream = upstream
+        self._held = held
+        self._outbox = Outbox(send, held, blocked_write=services.bounds.blocked_write)
+        self._slots = asyncio.Semaphore(services.bounds.calls_per_stream)
+        self._sequences: dict[object, asyncio.Task[None]] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._ending = CANCELLED  # what a call is told when its task is cancelled
+
+    async def run(self, messages: AsyncIterator[bytes]) -> render.Status:
+        """Serve the stream until the client half-closes and all is answered, or until it must be cut."""
+        pump = asyncio.create_task(self._outbox.pump(), name=f"{self._context.id} pump")
+        reader = asyncio.create_task(self._read(messages), name=f"{self._context.id} read")
+        try:
+            async with asyncio.timeout(self._context.remaining(self._services.now())):
+                await asyncio.wait({pump, reader}, return_when=asyncio.FIRST_COMPLETED)
+                if reader.done():
+                    return await self._finish(reader.result(), pump)
+                return await self._cut(pump.result() or CRASHED)
+        except TimeoutError:
+            return await self._cut(EXPIRED)
+        except ClientGone:
+            return await self._cut(self._context.gone(self._services.now()))
+        except Exception:
+            self._ending = CRASHED
+            raise
+        finally:
+            # Also the way out when this task itself is cancelled: nothing may outlive the RPC.
+            await self._end_calls()
+            for task in (reader, pump):
+                task.cancel()
+            await asyncio.gather(reader, pump, return_exceptions=True)
+
+    async def _finish(self, status: render.Status | None, pump: asyncio.Task[Denial | None]) -> render.Status:
+        """The client sends no more. ``status`` None: wait for what is under way, else end with it."""
+        if status is not None:
+            await self._end_calls()
+        while self._calls and not pump.done():
+            await asyncio.wait({pump, *self._calls}, return_when=asyncio.FIRST_COMPLETED)
+        self._outbox.close()
+        denial = await pump
+        if denial is not None:
+            return await self._cut(denial)
+        return status or render.OK
+
+    async def _cut(self, denial: Denial) -> render.Status:
+        """End every call with ``denial``, and the RPC with its status."""
+        self._ending = denial
+        await self._end_calls()
+        if denial is not CANCELLED and denial is not EXPIRED:
+            self._services.cut_off(str(denial.reason))
+        return render.status(denial, self._context.id)
+
+    async def _end_calls(self) -> None:
+        for task in tuple(self._calls):
+            task.cancel()
+        if self._calls:
+            await asyncio.gather(*self._calls, return_exceptions=True)
+
+    def drained(self) -> None:
+        """The grace period is over: what is cancelled from now on failed DRAINING."""
+        self._ending = DRAINED
+
+    # --- messages in -----------------------------------------------------------------------------------------------
+
+    async def _read(self, messages: AsyncIterator[bytes]) -> render.Status | None:
+        """Open a call for each message. None: the client half-closed. Raises ``ClientGone``."""
+        n = 0
+        try:
+            async for message in messages:
+                n += 1
+                await self._slots.acquire()
+                status = await self._accept(n, message)
+                if status is not None:
+                    return status
+        except MalformedRequest as fault:
+            return unary.reject(self._services, self._context, Denial(fault.reason, fault.detail))
+        except UnsupportedEncoding as fault:
+            return render.Status(Code.UNIMPLEMENTED, f"grpc-encoding {str(fault)[:64]!r} is not supported")
+        return None
+
+    async def _accept(self, n: int, message: bytes) -> render.Status | None:
+        """Open call ``n``; a status where its refusal ends the whole RPC (a credential's failure, DESIGN §6)."""
+        services = self._services
+        if not self._held.take(len(message)):
+            self._slots.release()
+            return render.status(NO_BUFFER, self._context.id)
+        exchange = Exchange(services, self._context.streamed(n, message, services.now(), services.ids.span()))
+        opened = exchange.open()
+        if isinstance(opened, Denial):
+            self._release(exchange)
+            if REASONS[opened.reason].code is Code.UNAUTHENTICATED:
+                return render.status(opened, exchange.call.id)
+            return self._refuse(exchange, opened)
+        task = asyncio.create_task(self._call(exchange, opened, self._predecessor(exchange)), name=exchange.call.id)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        self._follow(exchange, task)
+        return None
+
+    def _refuse(self, exchange: Exchange, denial: Denial) -> render.Status | None:
+        full = self._outbox.put(frame(render.in_band(denial, exchange.request_id)))
+        return None if full is None else render.status(full, self._context.id)
+
+    def _release(self, exchange: Exchange) -> None:
+        self._held.give(len(exchange.call.message))
+        self._slots.release()
+
+    def _predecessor(self, exchange: Exchange) -> asyncio.Task[None] | None:
+        """The task of the sequence's previous request: order of arrival is part of a sequence's meaning."""
+        return self._sequences.get(sequence_of(exchange))
+
+    def _follow(self, exchange: Exchange, task: asyncio.Task[None]) -> None:
+        sequence = sequence_of(exchange)
+        if sequence is None:
+            return
+        if len(self._sequences) >= _SEQUENCES:
+            self._sequences = {key: kept for key, kept in self._sequences.items() if not kept.done()}
+        self._sequences[sequence] = task
+
+    # --- one call --------------------------------------------------------------------------------------------------
+
+    async def _call(self, exchange: Exchange, forward: Forward, predecessor: asyncio.Task[None] | None) -> None:
+        """One message's call, from its forwarding to its settlement. Raises nothing but CancelledError."""
+        call: UpstreamCall | None = None
+        try:
+            if predecessor is not None:
+                await asyncio.wait({predecessor})
+            await durable(self._services, exchange)
+            assert exchange.recorded is not None
+            # Triton says when a decoupled request has ended only if asked to (facts/triton.md §6); the client is
+            # shown the empty final response only if it asked too. Appending to a protobuf message adds the field.
+            suffix = b"" if exchange.wants_empty_final else EMPTY_FINAL_SUFFIX
+            metadata = upstream_metadata(exchange.recorded.admission)
+            call = self._upstream.stream(exchange.call.method, forward.message, suffix, metadata)
+            await self._responses(exchange, call)
+        except asyncio.CancelledError:
+            if exchange.unsettled:
+                exchange.failed(self._ending)
+            raise
+        except Exception as fault:  # noqa: BLE001 — the crash barrier of one call: its neighbours live on
+            self._services.crashed(exchange.call.id, fault)
+            if exchange.unsettled:
+                self._tell(exchange, exchange.failed(CRASHED))
+        finally:
+            if call is not None:
+                await call.cancel()
+            self._release(exchange)
+
+    async def _responses(self, exchange: Exchange, call: UpstreamCall) -> None:
+        while True:
+            item = await call.receive()
+            if isinstance(item, UpstreamEnd):
+                if exchange.unsettled and item.client_gone:
+                    exchange.failed(self._context.gone(self._services.now()))
+                elif exchange.unsettled:
+                    self._end(exchange, item)
+                return
+            if not exchange.unsettled:
+                continue  # after its final response a call is only drained
+            facts = exchange.deliver(item)
+            if isinstance(facts, Denial):
+                self._tell(exchange, exchange.failed(facts))
+                return
+            if facts.final:
+                denial = exchange.complete() if facts.error is None else exchange.errored(facts.error)
+                call.half_close()
+                if denial is not None:
+                    self._tell(exchange, denial)
+                    continue
+                if facts.empty and facts.error is None and not exchange.wants_empty_final:
+                    continue
+            self._put(frame(item))
+
+    def _end(self, exchange: Exchange, end: UpstreamEnd) -> None:
+        """The upstream stream ended without a final response: well (nothing to say) or not (told in-band)."""
+        status = exchange.ended(end)
+        if status.code != Code.OK:
+            self._put(frame(render.in_band_status(status, exchange.request_id)))
+
+    def _tell(self, exchange: Exchange, denial: Denial) -> None:
+        self._put(frame(render.in_band(denial, exchange.request_id)))
+
+    def _put(self, data: bytes) -> None:
+        full = self._outbox.put(data)
+        if full is not None:
+            self._outbox.fail(full)
+
+
+def sequence_of(exchange: Exchange) -> object:
+    """The sequence a request belongs to, or None (0 and "" mean none, facts/triton.md §2)."""
+    assert exchange.recorded is not None
+    facts = exchange.recorded.admission.facts
+    value = facts.parameters.get("sequence_id")
+    return (facts.model, type(value), value) if value else None

@@ -1,0 +1,99 @@
+"""The one rescue point: a Denial as a gRPC status with details, as an in-band stream error, as an HTTP problem."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from google.rpc import error_details_pb2, status_pb2
+
+from sidecar.core.model import Denial
+from sidecar.core.reasons import REASONS, Reason
+from sidecar.triton import answers
+
+DOMAIN: Final = "warden"
+_QUOTAS: Final = frozenset(
+    {
+        Reason.RATE_REQUESTS,
+        Reason.RATE_TOKENS,
+        Reason.CONCURRENCY,
+        Reason.MEMORY_KV,
+        Reason.MEMORY_TENSOR,
+        Reason.UPSTREAM_QUEUE_FULL,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How an RPC ends for its client: gRPC code, plain text, and ``grpc-status-details-bin`` (not yet base64)."""
+
+    code: int
+    message: str = ""
+    details: bytes = b""
+
+
+OK: Final = Status(0)
+
+
+def text(denial: Denial) -> str:
+    """``[REASON] text; retry in 1.5s``: what a stock client shows its user."""
+    retry = "" if denial.retry_after is None else f"; retry in {max(0.001, denial.retry_after):.3g}s"
+    return f"[{denial.reason}] {denial.public}{retry}"
+
+
+def status(denial: Denial, call_id: str) -> Status:
+    """The denial with ErrorInfo, and RetryInfo and QuotaFailure where they help."""
+    row = REASONS[denial.reason]
+    message = text(denial)
+    rich = status_pb2.Status(code=row.code, message=message)
+    metadata = {"call_id": call_id, **({"rule": denial.rule} if denial.rule else {}), **dict(denial.metadata)}
+    info = error_details_pb2.ErrorInfo(reason=denial.reason, domain=DOMAIN, metadata=metadata)
+    rich.details.add().Pack(info)
+    if denial.retry_after is not None:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromNanoseconds(ceil(denial.retry_after * 1e9))
+        rich.details.add().Pack(retry)
+    if denial.reason in _QUOTAS:
+        failure = error_details_pb2.QuotaFailure()
+        failure.violations.add(subject=denial.rule or denial.reason.lower(), description=denial.public)
+        rich.details.add().Pack(failure)
+    return Status(row.code, message, rich.SerializeToString())
+
+
+def in_band(denial: Denial, request_id: str) -> bytes:
+    """One refused message of a living ModelStreamInfer, as a ModelStreamInferResponse."""
+    parameters: dict[str, str | int | bool] = {"warden_reason": str(denial.reason), "triton_final_response": True}
+    if denial.retry_after is not None:
+        parameters["warden_retry_after_ms"] = ceil(denial.retry_after * 1000)
+    return answers.stream_error(text(denial), request_id, parameters)
+
+
+def in_band_status(ended: Status, request_id: str) -> bytes:
+    """An upstream RPC's bad end, told on a client stream that lives on."""
+    return answers.stream_error(ended.message, request_id, {"triton_final_response": True})
+
+
+def details_header(details: bytes) -> bytes:
+    """``grpc-status-details-bin``: base64 without padding, as gRPC's binary headers are."""
+    return base64.b64encode(details).rstrip(b"=")
+
+
+def problem(denial: Denial, call_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """HTTP status, headers and an RFC 9457 body."""
+    row = REASONS[denial.reason]
+    body = {
+        "type": f"urn:triton-warden:reason:{denial.reason}",
+        "title": row.public,
+        "status": row.http,
+        "detail": denial.public,
+        "reason": str(denial.reason),
+        "call_id": call_id,
+    }
+    headers = [(b"content-type", b"application/problem+json"), (b"x-warden-call-id", call_id.encode())]
+    if denial.retry_after is not None:
+        headers.append((b"retry-after", str(max(1, ceil(denial.retry_after))).encode()))
+    return row.http, headers, json.dumps(body).encode()

@@ -1,0 +1,100 @@
+"""One unary RPC on either wire, from its message to its answer: open, forward, meter, settle."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from sidecar.core.model import Denial, Forward
+from sidecar.transports import render
+from sidecar.transports.budget import Held
+from sidecar.transports.context import EXPIRED, RpcContext, Services
+from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER, Exchange, UpstreamEnd
+from sidecar.transports.live import LiveRpc
+from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the client is sent: its response message, where there is one, and how its RPC ends."""
+
+    message: bytes | None
+    status: render.Status
+
+
+def refuse(services: Services, context: RpcContext) -> render.Status | None:
+    """Refuse before the message is read, where who calls (or that we drain) decides it already; else None."""
+    if not services.governor.turns_away(context.credential, services.now()):
+        return None
+    exchange = Exchange(services, context.call(b""))
+    opened = exchange.open()
+    if isinstance(opened, Denial):
+        return render.status(opened, context.id)
+    # Between the two looks the answer changed (a key was just learnt): the call can't go on without its message.
+    return render.status(exchange.failed(CRASHED), context.id)
+
+
+def reject(services: Services, context: RpcContext, denial: Denial) -> render.Status:
+    """Refuse, and record the refusal of, an RPC whose message could not be read from the wire."""
+    refused = services.governor.reject(context.call(b""), denial, services.now())
+    return render.status(refused.denial, context.id)
+
+
+async def serve(
+    services: Services, context: RpcContext, upstream: Upstream, held: Held, live: LiveRpc, message: bytes
+) -> Answer:
+    """The whole life of a unary call. Settled whichever way it ends; a cancellation is re-raised once it is."""
+    exchange = Exchange(services, context.call(message))
+    call: UpstreamCall | None = None
+    try:
+        async with asyncio.timeout(context.remaining(services.now())):
+            opened = exchange.open()
+            if isinstance(opened, Denial):
+                return Answer(None, render.status(opened, context.id))
+            await durable(services, exchange)
+            call = _forward(exchange, upstream, opened)
+            return await _collect(services, context, exchange, call, held)
+    except TimeoutError:
+        return _told(context, _fail(exchange, EXPIRED))
+    except asyncio.CancelledError:
+        _fail(exchange, DRAINED if live.drained else context.gone(services.now()))
+        raise
+    except Exception as fault:  # noqa: BLE001 — the crash barrier of one call (DESIGN rule 7)
+        services.crashed(context.id, fault)
+        return _told(context, _fail(exchange, CRASHED))
+    finally:
+        if call is not None:
+            await call.cancel()
+
+
+def _forward(exchange: Exchange, upstream: Upstream, forward: Forward) -> UpstreamCall:
+    assert exchange.recorded is not None
+    metadata = upstream_metadata(exchange.recorded.admission)
+    return upstream.unary(exchange.call.method, forward.message, metadata)
+
+
+async def _collect(
+    services: Services, context: RpcContext, exchange: Exchange, call: UpstreamCall, held: Held
+) -> Answer:
+    message: bytes | None = None
+    while True:
+        item = await call.receive()
+        if isinstance(item, UpstreamEnd):
+            if item.client_gone:
+                return _told(context, exchange.failed(context.gone(services.now())))
+            status = exchange.ended(item)
+            return Answer(message if status.code == 0 else None, status)
+        if not held.take(len(item)):
+            return _told(context, exchange.failed(NO_BUFFER))
+        denial = exchange.deliver(item)
+        if isinstance(denial, Denial):
+            return _told(context, exchange.failed(denial))
+        message = item
+
+
+def _told(context: RpcContext, denial: Denial) -> Answer:
+    return Answer(None, render.status(denial, context.id))
+
+
+def _fail(exchange: Exchange, denial: Denial) -> Denial:
+    return exchange.failed(denial) if exchange.unsettled else denial

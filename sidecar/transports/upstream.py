@@ -1,0 +1,53 @@
+"""What a wire needs of Triton's side: RPCs over bytes, one at a time, each of which can be cancelled alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from sidecar.core.model import Admission, Method
+from sidecar.transports.context import Services
+from sidecar.transports.exchange import Exchange, UpstreamEnd
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+class UpstreamCall(Protocol):
+    """One RPC to Triton. ``receive`` gives its messages, then its end, and never raises but on task cancellation."""
+
+    async def receive(self) -> bytes | UpstreamEnd: ...
+
+    def half_close(self) -> None:
+        """No more request messages: Triton may end the RPC."""
+        ...
+
+    async def cancel(self) -> None:
+        """Reset the RPC so that Triton stops; harmless after its end, and twice."""
+        ...
+
+
+class Upstream(Protocol):
+    """Opens RPCs to Triton; ``metadata`` is the whole of what Triton is sent beside the message."""
+
+    def unary(self, method: Method, message: bytes, metadata: Metadata) -> UpstreamCall: ...
+
+    def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
+        """A ModelStreamInfer RPC of one request message, ``message + suffix``; half-closed only when told."""
+        ...
+
+
+async def durable(services: Services, exchange: Exchange) -> None:
+    """Wait, in mode strict, until the call's ADMITTED entry would outlive power."""
+    assert exchange.recorded is not None
+    future = services.durable(exchange.recorded)
+    if future is not None:
+        await asyncio.wrap_future(future)
+
+
+def upstream_metadata(admission: Admission) -> Metadata:
+    """The allow-list, whole: what isolation states, and the trace where it is sampled (facts/triton.md §0.4, §5)."""
+    trace = admission.call.trace
+    if trace is None or not trace.sampled:
+        return admission.forward.metadata
+    state = (("tracestate", trace.tracestate),) if trace.tracestate else ()
+    return (*admission.forward.metadata, ("traceparent", trace.traceparent), *state)
