@@ -227,7 +227,7 @@ def _locked(connection: Connection, key_id: str) -> KeyInfo | None:
 
 
 def _info(row: Row[Any]) -> KeyInfo:
-    values = dict(zip(row._fields, row, strict=True))  # noqa: SLF001 — the public name of a named tuple's fields
+    values = dict(zip(row._fields, row, strict=True))
     models = values.pop("models")
     roles = tuple(values.pop("roles"))
     return KeyInfo(**values, models=None if models is None else tuple(models), roles=roles)

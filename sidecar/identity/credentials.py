@@ -1,0 +1,70 @@
+"""Finds the one credential among a call's headers; none, two, or an unclear one is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from sidecar.core.model import Credential, Denial, Secret
+from sidecar.core.reasons import Reason
+
+MAX_CREDENTIAL: Final = 8 * 1024  # bytes; a longer one is neither a key nor a token that would be read
+KEY_PREFIX: Final = b"wdn_"
+
+_NAMES: Final = frozenset({b"authorization", b"x-api-key"})
+# gRPC would decode these from base64 (gRPC over HTTP/2, "Binary-Header"), so they are a second place for a credential.
+_BINARY: Final = frozenset({b"authorization-bin", b"x-api-key-bin"})
+
+Header = tuple[bytes | str, bytes | str]
+
+
+def extract(headers: Iterable[Header]) -> Credential | Denial:
+    """The call's credential: ``authorization: Bearer <JWT | API key>`` or ``x-api-key: <API key>``, exactly one.
+
+    Names in any case. A comma in a value is how HTTP joins repeated headers, and neither a key nor a token has one.
+    """
+    found: list[tuple[bytes, bytes]] = []
+    for raw_name, raw_value in headers:
+        name = _bytes(raw_name).lower()
+        if name in _BINARY:
+            return _ambiguous(f"{name.decode()} is not accepted")
+        if name in _NAMES:
+            found.append((name, _bytes(raw_value).strip(b" \t")))
+    if not found:
+        return Denial(Reason.CREDENTIAL_MISSING, rule="credential")
+    if len(found) > 1:
+        return _ambiguous("several headers carry one")
+    name, value = found[0]
+    if b"," in value:
+        return _ambiguous(f"{name.decode()} holds a list")
+    return _api_key(value) if name == b"x-api-key" else _bearer(value)
+
+
+def _bearer(value: bytes) -> Credential | Denial:
+    scheme, _, rest = value.partition(b" ")
+    if scheme.lower() != b"bearer":  # RFC 9110 §11.1: schemes are case-insensitive
+        return Denial(Reason.CREDENTIAL_MISSING, "authorization must be of scheme Bearer", rule="credential")
+    token = rest.strip(b" \t")
+    if token.startswith(KEY_PREFIX):
+        return _api_key(token)
+    if not token:
+        return Denial(Reason.CREDENTIAL_MISSING, "the bearer token is empty", rule="credential")
+    if len(token) > MAX_CREDENTIAL:
+        return Denial(Reason.TOKEN_MALFORMED, f"it is longer than {MAX_CREDENTIAL} bytes", rule="credential")
+    return Credential("jwt", Secret(token))
+
+
+def _api_key(value: bytes) -> Credential | Denial:
+    if not value:
+        return Denial(Reason.CREDENTIAL_MISSING, "the API key is empty", rule="credential")
+    if len(value) > MAX_CREDENTIAL:
+        return Denial(Reason.KEY_UNKNOWN, f"it is longer than {MAX_CREDENTIAL} bytes", rule="credential")
+    return Credential("api_key", Secret(value))
+
+
+def _ambiguous(detail: str) -> Denial:
+    return Denial(Reason.CREDENTIAL_AMBIGUOUS, detail, rule="credential")
+
+
+def _bytes(text: bytes | str) -> bytes:
+    return text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
