@@ -1,0 +1,78 @@
+"""Reads what `warden ship` reports each second in ``<journal>/ship.json``; absent or stale means: it isn't running."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from sidecar.telemetry.instruments import PrometheusInstruments, Reading
+
+__all__ = ["STALE_SECONDS", "ShipFile", "ShipReport", "watch_ship"]
+
+STALE_SECONDS: Final = 15.0  # written every second: fifteen missed writes are no hiccup
+_SIZE_BOUND: Final = 64 * 1024  # bytes; the report is a few hundred
+
+
+class ShipReport(msgspec.Struct, frozen=True):
+    """The report. ``oldest_unshipped_at`` is in seconds since the UNIX epoch, None where nothing waits."""
+
+    shipped_sequence: int = 0
+    position: int = 0
+    lag_records: int = 0
+    oldest_unshipped_at: float | None = None
+    last_error: str | None = None
+    rows: int = 0
+    spans_exported: int = 0
+    spans_failed: int = 0
+    spans_dropped: int = 0
+    database_up: bool = False
+
+
+_DECODER: Final = msgspec.json.Decoder(ShipReport)
+
+
+@dataclass(frozen=True, slots=True)
+class ShipFile:
+    """The report's place, and the wall clock (seconds since the epoch) that says whether it is fresh."""
+
+    path: Path
+    now: Callable[[], float]
+
+    def read(self) -> ShipReport | None:
+        """The report, or None where it is absent, unreadable, or older than ``STALE_SECONDS``."""
+        try:
+            with self.path.open("rb") as file:
+                data = file.read(_SIZE_BOUND)
+            if abs(self.now() - self.path.stat().st_mtime) > STALE_SECONDS:
+                return None
+            return _DECODER.decode(data)
+        except (OSError, msgspec.DecodeError):  # ValidationError is a DecodeError
+            return None
+
+    def lag_seconds(self, report: ShipReport) -> float:
+        oldest = report.oldest_unshipped_at
+        return 0.0 if oldest is None else max(0.0, self.now() - oldest)
+
+
+def watch_ship(instruments: PrometheusInstruments, ship: ShipFile) -> None:
+    """Show the report on `/metrics`. Without a fresh one up is 0, gauges are absent, counters stand still."""
+
+    def watch(name: str, value: Callable[[ShipReport], float]) -> None:
+        def read() -> Reading:
+            report = ship.read()
+            return None if report is None else float(value(report))
+
+        instruments.watch(name, read)
+
+    instruments.watch("warden_ship_up", lambda: float(ship.read() is not None))
+    watch("warden_ship_database_up", lambda report: report.database_up)
+    watch("warden_ship_lag_records", lambda report: report.lag_records)
+    watch("warden_ship_lag_seconds", ship.lag_seconds)
+    watch("warden_shipped_records_total", lambda report: report.rows)
+    watch("warden_spans_exported_total", lambda report: report.spans_exported)
+    watch("warden_spans_failed_total", lambda report: report.spans_failed)
+    watch("warden_spans_dropped_total", lambda report: report.spans_dropped)

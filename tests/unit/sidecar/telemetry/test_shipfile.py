@@ -1,0 +1,95 @@
+"""What `warden ship` reports becomes metrics while it is fresh, and "not up" when it isn't."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from prometheus_client.core import Metric as Family
+
+from sidecar.telemetry.instruments import PrometheusInstruments
+from sidecar.telemetry.shipfile import STALE_SECONDS, ShipFile, watch_ship
+from tests.support import telemetry
+
+NOW = 1_700_000_000.0
+REPORT = {
+    "shipped_sequence": 90,
+    "position": 80,
+    "lag_records": 10,
+    "oldest_unshipped_at": NOW - 4.5,
+    "last_error": None,
+    "rows": 80,
+    "spans_exported": 70,
+    "spans_failed": 2,
+    "database_up": True,
+}
+
+
+class Shown:
+    """A ship.json in a directory, and what a scrape shows of it at ``now``."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "ship.json"
+        self.now = NOW
+        self.instruments = PrometheusInstruments(telemetry.METHODS)
+        watch_ship(self.instruments, ShipFile(self.path, lambda: self.now))
+
+    def write(self, data: bytes) -> None:
+        self.path.write_bytes(data)
+        os.utime(self.path, (NOW, NOW))
+
+    def values(self) -> dict[str, float]:
+        families: list[Family] = list(self.instruments.collect())
+        samples = [sample for family in families for sample in family.samples if not sample.labels]
+        return {s.name: s.value for s in samples if s.name.startswith(("warden_ship", "warden_spans"))}
+
+
+def test_a_fresh_report_is_shown(tmp_path: Path) -> None:
+    shown = Shown(tmp_path)
+    shown.write(json.dumps(REPORT).encode())
+    assert shown.values() == {
+        "warden_ship_up": 1,
+        "warden_ship_database_up": 1,
+        "warden_ship_lag_records": 10,
+        "warden_ship_lag_seconds": pytest.approx(4.5),
+        "warden_shipped_records_total": 80,
+        "warden_spans_exported_total": 70,
+        "warden_spans_failed_total": 2,
+        "warden_spans_dropped_total": 0,
+    }
+
+
+def test_nothing_waiting_is_no_lag(tmp_path: Path) -> None:
+    shown = Shown(tmp_path)
+    shown.write(json.dumps(REPORT | {"oldest_unshipped_at": None, "lag_records": 0}).encode())
+    assert shown.values()["warden_ship_lag_seconds"] == 0
+
+
+def test_without_a_report_it_is_down_and_the_counters_are_0(tmp_path: Path) -> None:
+    assert Shown(tmp_path).values() == {
+        "warden_ship_up": 0,
+        "warden_shipped_records_total": 0,
+        "warden_spans_exported_total": 0,
+        "warden_spans_failed_total": 0,
+        "warden_spans_dropped_total": 0,
+    }
+
+
+def test_a_stale_report_is_down_and_the_counters_stand_still(tmp_path: Path) -> None:
+    shown = Shown(tmp_path)
+    shown.write(json.dumps(REPORT).encode())
+    assert shown.values()["warden_ship_up"] == 1
+    shown.now = NOW + STALE_SECONDS + 1
+    values = shown.values()
+    assert values["warden_ship_up"] == 0
+    assert "warden_ship_lag_seconds" not in values
+    assert values["warden_shipped_records_total"] == 80
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"rows": "many"}', b"\xff" * 10])
+def test_an_unreadable_report_is_down(tmp_path: Path, data: bytes) -> None:
+    shown = Shown(tmp_path)
+    shown.write(data)
+    assert shown.values()["warden_ship_up"] == 0
