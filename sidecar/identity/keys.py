@@ -17,6 +17,7 @@ BASE62: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 ID_LENGTH: Final = 12  # 71 bits: a name, not a secret
 SECRET_LENGTH: Final = 43  # 62**43 > 2**256
 CRC_LENGTH: Final = 6  # 62**6 > 2**32
+MIN_PEPPER: Final = 16  # bytes
 MAX_LENGTH: Final = 4 + 12 + 1 + ID_LENGTH + 1 + SECRET_LENGTH + CRC_LENGTH
 
 Randomness = Callable[[int], bytes]
@@ -67,6 +68,12 @@ def parse(text: bytes) -> ApiKey | None:
 def mac(pepper: Secret, secret: Secret) -> bytes:
     """HMAC-SHA-256 of the secret part: all that is ever stored. A keyed fast hash is enough for 256 random bits."""
     return hmac.digest(pepper.reveal(), secret.reveal(), "sha256")
+
+
+def read_pepper(data: bytes) -> Secret | str:
+    """The pepper in a file's content (line ends after it don't count), or in words why it is none."""
+    value = data.rstrip(b"\r\n")
+    return Secret(value) if len(value) >= MIN_PEPPER else f"shorter than {MIN_PEPPER} bytes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,300 @@
+"""`warden keys`: issue, list, show, rotate and revoke API keys; a secret is printed once, when it is made."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import sqlalchemy as sa
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from audit import rows
+from audit import store as audit_store
+from policies.units import parse_duration
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.core.model import Secret
+from sidecar.identity import store
+from sidecar.identity.keys import read_pepper
+from sidecar.identity.store import Issued, KeyEvent, KeyInfo, NewKey, Office, Refusal
+from sidecar.runtime import settings as settings_module
+from sidecar.runtime.ids import uuid7
+from sidecar.runtime.settings import KeysSection, Settings, SettingsError
+
+app = typer.Typer(no_args_is_help=True, help="API keys: issue, list, show, rotate, revoke.")
+
+_T = TypeVar("_T")
+_STATEMENT_MS = 5_000
+KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's public id: the 12 characters in its middle.")]
+
+
+@app.command()
+def issue(
+    tenant: Annotated[str, typer.Option(help="Whose key it is.")],
+    name: Annotated[str, typer.Option(help="What the key is called in records and lists.")],
+    expires: Annotated[str | None, typer.Option(help="After which it no longer works, such as 90d.")] = None,
+    models: Annotated[str | None, typer.Option(help="Narrow it to these models, such as chat,embed-*.")] = None,
+    roles: Annotated[str, typer.Option(help="What it may do.")] = "tenant",
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
+) -> None:
+    """Make a key and print it, once."""
+    for what, value in (("--tenant", tenant), ("--name", name)):
+        if not 0 < len(value) <= 255 or not value.isprintable():
+            fail(Exit.USAGE, f"{what} must be 1 to 255 printable characters")
+    at = _now()
+    new = NewKey(
+        tenant=tenant,
+        name=name,
+        expires_at=None if expires is None else at + _duration("--expires", expires),
+        models=None if models is None else _names("--models", models),
+        roles=_names("--roles", roles),
+    )
+    desk = _desk(config)
+    with desk.transaction() as connection:
+        issued = _done(store.issue(connection, desk.office, new, at))
+    _tell_secret(issued, as_json=as_json)
+
+
+@app.command("list")
+def list_keys(
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """All keys, without their secrets; with --json one object a line."""
+    with _desk(config).transaction() as connection:
+        found = store.list_keys(connection, tenant)
+    at = _now()
+    if as_json:
+        for info in found:
+            emit(_shape(info, at))
+        return
+    table = Table("id", "tenant", "name", "state", "expires", "models", "roles", "last used")
+    for info in found:
+        models = "all" if info.models is None else ", ".join(info.models)
+        table.add_row(
+            info.id,
+            info.tenant,
+            info.name,
+            info.state(at),
+            _iso(info.expires_at) or "never",
+            models,
+            ", ".join(info.roles),
+            _iso(info.last_used_at) or "",
+        )
+    Console(file=sys.stdout).print(table)
+
+
+@app.command()
+def show(key_id: KeyId, config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+    """One key, without its secret."""
+    with _desk(config).transaction() as connection:
+        info = store.show(connection, key_id)
+    if info is None:
+        fail(Exit.NO, f"no key {key_id}")
+    _tell(info, as_json=as_json)
+
+
+@app.command()
+def rotate(
+    key_id: KeyId,
+    grace: Annotated[str, typer.Option(help="How long the old secret still works.")] = "24h",
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Another new secret while a rotation runs; the first is lost."),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
+) -> None:
+    """Give a key a new secret, printed once; id and name stay, and the old secret works until the grace ends."""
+    overlap = _duration("--grace", grace)
+    desk = _desk(config)
+    with desk.transaction() as connection:
+        issued = _done(store.rotate(connection, desk.office, key_id, overlap, _now(), replace=replace))
+    _tell_secret(issued, as_json=as_json)
+
+
+@app.command()
+def revoke(key_id: KeyId, config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+    """End a key for good, everywhere, within about a second."""
+    desk = _desk(config)
+    with desk.transaction() as connection:
+        info = _done(store.revoke(connection, desk.office, key_id, _now()))
+    _tell(info, as_json=as_json)
+
+
+# --- the desk -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """The database with what a life-cycle step needs."""
+
+    settings: Settings
+    office: Office
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """One transaction; whatever the database fails at ends the command with its exit code."""
+        engine = audit_store.connect(self.settings.audit.database.dsn, application="warden-keys-cli", pool=1)
+        try:
+            with audit_store.transaction(engine, statement_ms=_STATEMENT_MS) as connection:
+                yield connection
+        except sa.exc.ProgrammingError as fault:
+            fail(Exit.DEPENDENCY, f"the database is not prepared ({_state(fault)}); run: warden db upgrade")
+        except (sa.exc.OperationalError, sa.exc.TimeoutError) as fault:
+            fail(Exit.DEPENDENCY, f"the database does not answer ({_state(fault)}); nothing was changed")
+        finally:
+            engine.dispose()
+
+
+def _desk(config: Path) -> _Desk:
+    settings = load_settings(config)
+    section = settings.identity.keys
+    if section is None:
+        fail(Exit.USAGE, f"{config}: identity.keys is not configured")
+    office = Office(
+        pepper=_pepper(section),
+        environment=section.environment,
+        randomness=secrets.token_bytes,
+        record=_record,
+        actor=f"cli:{operator()}",
+    )
+    return _Desk(settings, office)
+
+
+def _pepper(section: KeysSection) -> Secret:
+    try:
+        pepper = read_pepper(section.pepper_file.read_bytes())
+    except OSError as fault:
+        fail(Exit.USAGE, f"{section.pepper_file}: {fault.strerror}")
+    if isinstance(pepper, str):
+        fail(Exit.USAGE, f"{section.pepper_file}: {pepper}")
+    return pepper
+
+
+def _state(fault: sa.exc.SQLAlchemyError) -> str:
+    """The driver's class and SQLSTATE; its message might quote the connection string."""
+    cause = getattr(fault, "orig", None) or fault
+    return " ".join(filter(None, [type(cause).__name__, getattr(cause, "sqlstate", None)]))
+
+
+def load_settings(config: Path) -> Settings:
+    """The configuration, or exit 2 with everything that is wrong with it."""
+    try:
+        return settings_module.load(config)
+    except SettingsError as fault:
+        fail(Exit.USAGE, str(fault))
+
+
+def operator() -> str:
+    """Who runs this command, as the machine knows them."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def _record(connection: sa.Connection, event: KeyEvent) -> None:
+    """The step's audit event, in the step's transaction."""
+    event_id = uuid7(time.time_ns(), secrets.token_bytes(10))
+    audit_store.record_event(
+        connection, rows.officer_row(event_id, event.at, event.kind, event.actor, "", dict(event.detail))
+    )
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _duration(option: str, value: str) -> timedelta:
+    try:
+        seconds = parse_duration(value)
+        return timedelta(seconds=seconds)
+    except (ValueError, OverflowError) as fault:
+        fail(Exit.USAGE, f"{option}: {fault}")
+
+
+def _names(option: str, value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(","))
+    if not all(name and name.isprintable() for name in names):
+        fail(Exit.USAGE, f"{option} must be names between commas")
+    return names
+
+
+def _done(result: _T | Refusal) -> _T:
+    """What a step made; a refused step is the answer no. Raised inside the transaction, so that it is rolled back."""
+    if isinstance(result, Refusal):
+        fail(Exit.NO, result.detail)
+    return result
+
+
+def _iso(at: datetime | None) -> str | None:
+    return None if at is None else at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _shape(info: KeyInfo, at: datetime) -> dict[str, Any]:
+    return {
+        "id": info.id,
+        "tenant": info.tenant,
+        "name": info.name,
+        "environment": info.environment,
+        "state": info.state(at),
+        "created_at": _iso(info.created_at),
+        "created_by": info.created_by,
+        "expires_at": _iso(info.expires_at),
+        "not_before": _iso(info.not_before),
+        "revoked_at": _iso(info.revoked_at),
+        "rotating_until": _iso(info.rotated_until),
+        "models": None if info.models is None else list(info.models),
+        "roles": list(info.roles),
+        "last_used_at": _iso(info.last_used_at),
+    }
+
+
+def _tell(info: KeyInfo, *, as_json: bool) -> None:
+    shape = _shape(info, _now())
+    if as_json:
+        emit(shape)
+        return
+    for name, value in shape.items():
+        said = ", ".join(value) if isinstance(value, list) else value
+        sys.stdout.write(f"{name:15} {said if said is not None else '-'}\n")
+
+
+def _tell_secret(issued: Issued, *, as_json: bool) -> None:
+    info, key = issued.info, issued.key.reveal().decode()
+    if as_json:
+        emit(
+            {
+                "id": info.id,
+                "key": key,
+                "tenant": info.tenant,
+                "name": info.name,
+                "expires_at": _iso(info.expires_at),
+            }
+            | ({"old_secret_until": _iso(info.rotated_until)} if info.rotated_until is not None else {})
+        )
+        return
+    sys.stdout.write(f"{key}\n")
+    old = f"; the old secret works until {_iso(info.rotated_until)}" if info.rotated_until is not None else ""
+    sys.stderr.write(
+        f"Key {info.id} ({info.name}) of {info.tenant}, expires {_iso(info.expires_at) or 'never'}{old}.\n"
+        "It is shown this once; keep it where secrets are kept.\n"
+    )

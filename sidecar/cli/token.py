@@ -1,0 +1,108 @@
+"""`warden token`: sign short-lived tokens for development and operations, and make the key that signs them."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from policies.units import parse_duration
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, emit, fail
+from sidecar.cli.keys import load_settings, operator
+from sidecar.identity import mint as minting
+from sidecar.runtime.ids import uuid7
+from sidecar.runtime.settings import Settings, SigningSection
+
+app = typer.Typer(no_args_is_help=True, help="Tokens: make a signing key, mint a token.")
+
+
+@app.command()
+def mint(
+    tenant: Annotated[str, typer.Option(help="For which tenant it speaks.")],
+    subject: Annotated[str, typer.Option(help="Who it names (the sub claim).")],
+    ttl: Annotated[str, typer.Option(help="How long it is valid.")] = "15m",
+    scope: Annotated[str | None, typer.Option(help="The scope claim, as it is.")] = None,
+    roles: Annotated[str, typer.Option(help="Roles it asserts, between commas.")] = "tenant",
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
+) -> None:
+    """Sign a token that names the operator who minted it, and print it."""
+    settings = load_settings(config)
+    signing = _signing(settings, config)
+    lifetime = _lifetime(settings, signing, ttl)
+    said = minting.Assertion(
+        issuer=signing.issuer,
+        audience=signing.audience,
+        tenant=tenant,
+        subject=subject,
+        lifetime=lifetime,
+        operator=f"cli:{operator()}",
+        roles=tuple(role.strip() for role in roles.split(",")),
+        scope=scope,
+    )
+    token_id = uuid7(time.time_ns(), secrets.token_bytes(10))
+    token, expires = minting.mint(_key(signing), said, token_id=token_id, at=time.time())
+    if as_json:
+        emit({"token": token, "expires_at": datetime.fromtimestamp(expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")})
+        return
+    sys.stdout.write(f"{token}\n")
+
+
+@app.command()
+def init(
+    jwks: Annotated[Path | None, typer.Option(help="Where to write the public JWK set.")] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
+    """Make the configured signing key where there is none (Ed25519, for its owner only), and write its JWK set."""
+    signing = _signing(load_settings(config), config)
+    try:
+        minting.write_private(signing.key_file, minting.generate_key())
+        sys.stderr.write(f"Made {signing.key_file}.\n")
+    except FileExistsError:
+        sys.stderr.write(f"Kept {signing.key_file}.\n")
+    except OSError as fault:
+        fail(Exit.USAGE, f"{signing.key_file}: {fault.strerror}")
+    public = minting.public_jwks(_key(signing))
+    if jwks is None:
+        sys.stdout.write(public.decode())
+        return
+    try:
+        minting.write_public(jwks, public)
+    except OSError as fault:
+        fail(Exit.USAGE, f"{jwks}: {fault.strerror}")
+
+
+def _signing(settings: Settings, config: Path) -> SigningSection:
+    if settings.identity.signing is None:
+        fail(Exit.USAGE, f"{config}: identity.signing is not configured")
+    return settings.identity.signing
+
+
+def _lifetime(settings: Settings, signing: SigningSection, ttl: str) -> int:
+    """Whole seconds, within what this configuration's issuer of that name accepts."""
+    try:
+        lifetime = int(parse_duration(ttl))
+    except (ValueError, OverflowError) as fault:
+        fail(Exit.USAGE, f"--ttl: {fault}")
+    if lifetime < 1:
+        fail(Exit.USAGE, "--ttl: at least 1s")
+    for issuer in settings.identity.issuers:
+        if issuer.issuer == signing.issuer and lifetime > issuer.max_lifetime:
+            fail(Exit.USAGE, f"--ttl: {issuer.issuer} may live {issuer.max_lifetime:g} s at most")
+    return lifetime
+
+
+def _key(signing: SigningSection) -> minting.SigningKey:
+    try:
+        key = minting.load_key(signing.key_file.read_bytes())
+    except OSError as fault:
+        fail(Exit.USAGE, f"{signing.key_file}: {fault.strerror}; make it with: warden token init")
+    if isinstance(key, str):
+        fail(Exit.USAGE, f"{signing.key_file}: {key}")
+    return key
