@@ -1,0 +1,76 @@
+"""The one table of RPCs: Triton's twenty and gRPC health's two; what is not in it does not exist (facts §1)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sidecar.core.model import Action, Disposition, Method
+
+KSERVE: Final = "/inference.GRPCInferenceService/"
+HEALTH: Final = "/grpc.health.v1.Health/"
+
+PATH_CHARS: Final = 200  # of an unknown path that are kept, for its record
+
+_EVERYONE: Final = frozenset({"tenant", "operator", "admin"})
+# Roles don't include one another: who administers a server is not thereby let in to prompt its models.
+_TENANT: Final = frozenset({"tenant"})
+_STAFF: Final = frozenset({"operator", "admin"})
+_ADMIN: Final = frozenset({"admin"})
+_NOBODY: Final[frozenset[str]] = frozenset()
+
+_ANSWER, _FORWARD, _REFUSE = Disposition.ANSWER, Disposition.FORWARD, Disposition.REFUSE
+
+
+def _row(
+    name: str,
+    action: Action,
+    disposition: Disposition,
+    roles: frozenset[str],
+    *,
+    service: str = KSERVE,
+    by_model: bool = False,
+    streaming: bool = False,
+) -> Method:
+    return Method(service + name, action, disposition, roles, by_model, streaming)
+
+
+METHODS: Final[dict[str, Method]] = {
+    method.path: method
+    for method in (
+        _row("ServerLive", Action.HEALTH, _ANSWER, _EVERYONE),
+        _row("ServerReady", Action.HEALTH, _ANSWER, _EVERYONE),
+        _row("Check", Action.HEALTH, _ANSWER, _EVERYONE, service=HEALTH),
+        _row("Watch", Action.HEALTH, _ANSWER, _EVERYONE, service=HEALTH, streaming=True),
+        _row("ModelInfer", Action.INFER, _FORWARD, _TENANT, by_model=True),
+        _row("ModelStreamInfer", Action.INFER, _FORWARD, _TENANT, by_model=True, streaming=True),
+        _row("ModelReady", Action.METADATA, _FORWARD, _EVERYONE, by_model=True),
+        _row("ModelMetadata", Action.METADATA, _FORWARD, _EVERYONE, by_model=True),
+        _row("ServerMetadata", Action.METADATA, _FORWARD, _EVERYONE),
+        # Their answers hold paths, backend arguments and every tenant's counters.
+        _row("ModelConfig", Action.MANAGE, _FORWARD, _STAFF, by_model=True),
+        _row("ModelStatistics", Action.MANAGE, _FORWARD, _STAFF, by_model=True),
+        _row("RepositoryIndex", Action.MANAGE, _FORWARD, _STAFF),
+        # With parameters a load uploads a model, and so code; a settings call writes files: ``isolation`` refuses both.
+        _row("RepositoryModelLoad", Action.MANAGE, _FORWARD, _ADMIN, by_model=True),
+        _row("RepositoryModelUnload", Action.MANAGE, _FORWARD, _ADMIN, by_model=True),
+        _row("TraceSetting", Action.MANAGE, _FORWARD, _ADMIN),
+        _row("LogSettings", Action.MANAGE, _FORWARD, _ADMIN),
+        # One namespace for all tenants, and an empty name means all regions: open to nobody.
+        _row("SystemSharedMemoryStatus", Action.MANAGE, _REFUSE, _NOBODY),
+        _row("SystemSharedMemoryRegister", Action.MANAGE, _REFUSE, _NOBODY),
+        _row("SystemSharedMemoryUnregister", Action.MANAGE, _REFUSE, _NOBODY),
+        _row("CudaSharedMemoryStatus", Action.MANAGE, _REFUSE, _NOBODY),
+        _row("CudaSharedMemoryRegister", Action.MANAGE, _REFUSE, _NOBODY),
+        _row("CudaSharedMemoryUnregister", Action.MANAGE, _REFUSE, _NOBODY),
+    )
+}
+
+
+def lookup(path: str) -> Method:
+    """The table's row for a request path; any other path is a method that nobody may call."""
+    return METHODS.get(path) or Method(_printable(path), Action.UNKNOWN, _REFUSE, _NOBODY)
+
+
+def _printable(path: str) -> str:
+    """What a stranger wrote, safe to log: printable ASCII, at most ``PATH_CHARS`` characters."""
+    return "".join(char if "!" <= char <= "~" else "?" for char in path[:PATH_CHARS])

@@ -1,0 +1,157 @@
+"""The governor's reader of Triton's messages: model first, all else for authorised calls only (``ports.Reader``)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from sidecar.core.model import (
+    Action,
+    Call,
+    Demand,
+    Denial,
+    Forward,
+    Head,
+    InferenceFacts,
+    MalformedRequest,
+    Method,
+    ModelProfile,
+    Principal,
+    ResponseFacts,
+    TensorFacts,
+)
+from sidecar.triton import isolation, kv, wire
+from sidecar.triton.contracts import ask, estimate_tokens
+from sidecar.triton.methods import KSERVE
+from sidecar.triton.protos import service
+from sidecar.triton.request import EACH_MAX, NAME, read_request, whole_name
+from sidecar.triton.responses import read_response
+
+__all__ = ["TritonReader"]
+
+# Triton reads a version with std::stol: "01", " 1", "+1" and "1abc" are all 1 there, so only one spelling is let
+# through. "" is the latest; "-1" means the same to Triton, and one spelling is enough. 18 digits fit a long.
+_VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
+_FIELDS_MAX: Final = 4 * EACH_MAX + 4  # at the top of any request: three scalars, at most four lists of at most 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Heading:
+    """The field numbers of a request's model and version (0: it has none), and of what would change something."""
+
+    spec: wire.Spec
+    model: int
+    version: int
+    changing: frozenset[int]
+
+
+def _headings() -> dict[str, _Heading]:
+    found: dict[str, _Heading] = {}
+    for method in service().methods:
+        numbers = {field.name: field.number for field in method.input_type.fields}
+        changing = {numbers[name] for name in ("parameters", "settings") if name in numbers}
+        found[KSERVE + method.name] = _Heading(
+            wire.spec_of(method.input_type),
+            numbers.get("model_name") or numbers.get("name") or 0,
+            numbers.get("model_version") or numbers.get("version") or 0,
+            frozenset(changing),
+        )
+    return found
+
+
+_HEADINGS: Final = _headings()
+
+
+class TritonReader:
+    """Stateless; every method is a plain function of its arguments."""
+
+    __slots__ = ()
+
+    def head(self, method: Method, message: bytes) -> Head:
+        """Model and version, by the scanner alone. A method that names no model is only held to be well-formed."""
+        heading = _HEADINGS.get(method.path)
+        if heading is None:
+            return Head()
+        model = version = ""
+        for found in wire.scan(message, heading.spec, most=_FIELDS_MAX):
+            number = found.field.number
+            if number == heading.model:
+                model = wire.text(message, found, heading.spec)
+            elif number == heading.version:
+                version = wire.text(message, found, heading.spec)
+        if not method.by_model:
+            return Head()
+        if not whole_name(model):
+            raise MalformedRequest(f"model name {model[:128]!a}: must match {NAME.pattern}, without ..")
+        if version and _VERSION.fullmatch(version) is None:
+            raise MalformedRequest(f"model version {version[:32]!a}: must be empty or a number without leading zeros")
+        return Head(model, version)
+
+    def facts(self, method: Method, message: bytes, profile: ModelProfile) -> InferenceFacts:
+        """Everything an inference asks for; raises ``MalformedRequest``."""
+        if method.action is not Action.INFER:
+            return InferenceFacts()
+        request = read_request(message)
+        asked = ask(request, profile)
+        inputs = tuple(
+            TensorFacts(each.name, each.datatype, each.shape, each.nbytes) for each in request.tensors.values()
+        )
+        return InferenceFacts(
+            request_id=request.id,
+            model=request.model,
+            version=request.version,
+            inputs=inputs,
+            outputs=request.outputs,
+            parameters={**request.parameters, **asked.sampling} if asked.sampling else request.parameters,
+            prompts=asked.prompts,
+            prompt_tokens=asked.prompt_tokens,
+            prompt_tokens_exact=asked.prompt_tokens_exact,
+            requested_tokens=asked.requested_tokens,
+            sequences=asked.sequences,
+            streaming=asked.streaming,
+            tensor_bytes=sum(each.nbytes for each in inputs),
+        )
+
+    def isolate(
+        self,
+        call: Call,
+        principal: Principal,  # noqa: ARG002 — the port's; ids are not scoped to the principal here
+        facts: InferenceFacts,
+        profile: ModelProfile,
+    ) -> Forward | Denial:
+        """The untouched message, or why it may not pass."""
+        if call.method.action is Action.INFER:
+            return isolation.infer(call, facts, profile)
+        heading = _HEADINGS.get(call.method.path)
+        changing: tuple[str, ...] = ()
+        if heading is not None and heading.changing:
+            try:
+                fields = wire.scan(call.message, heading.spec, most=_FIELDS_MAX)
+            except MalformedRequest as fault:  # only in mode observe: ``head`` has refused it
+                return Denial(fault.reason, fault.detail, rule="message")
+            changing = tuple(found.field.name for found in fields if found.field.number in heading.changing)
+        return isolation.manage(call, changing)
+
+    def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
+        """Worst case: every sequence generates all it asked for, in whole blocks of cache."""
+        tokens = facts.prompt_tokens + facts.requested_tokens * facts.sequences
+        return Demand(tokens, _kv_bytes(facts, profile), facts.tensor_bytes)
+
+    def response(self, method: Method, message: bytes, profile: ModelProfile) -> ResponseFacts:
+        """What one response says; of other methods than inference, its length."""
+        if method.action is not Action.INFER:
+            return ResponseFacts(nbytes=len(message), final=True)
+        return read_response(method, message, profile)
+
+
+def _kv_bytes(facts: InferenceFacts, profile: ModelProfile) -> int:
+    if profile.kv is None or facts.prompt_tokens + facts.requested_tokens == 0:
+        return 0
+    if len(facts.prompts) > 1 and facts.sequences % len(facts.prompts) == 0:
+        # A batch's prompts share no blocks with each other.
+        each = facts.sequences // len(facts.prompts)
+        return sum(
+            kv.kv_bytes(profile.kv, estimate_tokens(prompt), facts.requested_tokens, each) for prompt in facts.prompts
+        )
+    return kv.kv_bytes(profile.kv, facts.prompt_tokens, facts.requested_tokens, facts.sequences)

@@ -1,0 +1,232 @@
+"""A ModelInferRequest read whole: what protobuf would merge is refused, every tensor is held to its shape."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Container
+from typing import Any, Final
+
+import msgspec
+from google.protobuf.message import DecodeError
+
+from sidecar.core.model import MalformedRequest, ParameterValue
+from sidecar.core.reasons import Reason
+from sidecar.triton import wire
+from sidecar.triton.protos import ModelInferRequest, descriptor
+from sidecar.triton.tensors import BYTES_MAX, DATATYPES, DIMS_MAX, TYPED, Tensor, elements_of, walk
+
+__all__ = ["EACH_MAX", "NAME", "Request", "read_request", "whole_name"]
+
+EACH_MAX: Final = 256  # inputs, outputs, and parameters of one message or tensor
+STRING_MAX: Final = 64 * 1024  # bytes of one string parameter
+ID_CHARS: Final = 128
+TENSOR_NAME_CHARS: Final = 256  # TensorFlow and ONNX name tensors with paths and colons
+NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")  # of models and parameters
+# Up to this size a header is compared with its own re-serialisation (1.2 µs for a chat's), which no message survives
+# that protobuf would merge; only what differs from it, or is larger, is scanned field by field.
+CANONICAL_MAX: Final = 64 * 1024
+
+_SPEC: Final = wire.spec_of(descriptor("ModelInferRequest"))
+_RAW: Final = 7  # raw_input_contents
+
+# Which values the parameters that Triton itself acts on may have (facts/triton.md §2).
+_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "sequence_id": ("int64_param", "string_param"),
+    "sequence_start": ("bool_param",),
+    "sequence_end": ("bool_param",),
+    "priority": ("int64_param", "uint64_param"),
+    "timeout": ("int64_param",),
+    "triton_enable_empty_final_response": ("bool_param",),
+}
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request as Triton will read it. ``parameters`` has those of tensors too, named ``inputs/NAME/PARAMETER``."""
+
+    id: str
+    model: str
+    version: str
+    tensors: dict[str, Tensor]
+    outputs: tuple[str, ...]
+    parameters: dict[str, ParameterValue]
+
+
+def whole_name(name: str) -> bool:
+    """Whether a name is one a model may have: no path, nothing that could step out of one."""
+    return NAME.fullmatch(name) is not None and ".." not in name
+
+
+def read_request(data: bytes) -> Request:
+    """Raises ``MalformedRequest`` for what cannot be read one way only.
+
+    Raw payloads are neither copied nor walked, but for the lengths in BYTES.
+    """
+    found = wire.scan(data, _SPEC, most=4 * EACH_MAX + 4)
+    raws = [field for field in found if field.field.number == _RAW]
+    request = _parse(data, found, _header(data, found, raws))
+    if len(found) > EACH_MAX:  # else no list is longer
+        _bounded(request, raws)
+    request_id = request.id
+    if request_id and (len(request_id) > ID_CHARS or not request_id.isprintable()):
+        raise MalformedRequest(f"id: must be at most {ID_CHARS} printable characters")
+    parameters: dict[str, ParameterValue] = {}
+    _parameters(parameters, "", request.parameters)
+    tensors = _tensors(data, request, raws, parameters)
+    outputs: dict[str, None] = {}
+    for output in request.outputs:
+        name = _fresh("output", output.name, outputs)
+        outputs[name] = None
+        _parameters(parameters, f"outputs/{name}/", output.parameters)
+    return Request(request_id, request.model_name, request.model_version, tensors, tuple(outputs), parameters)
+
+
+def _header(data: bytes, found: list[wire.Found], raws: list[wire.Found]) -> bytes:
+    """The message without its raw payloads."""
+    if not raws:
+        return data
+    if found[-len(raws)] is raws[0]:  # all at the end, as every serialiser writes them
+        return data[: raws[0].at]
+    return b"".join(data[field.at : field.end] for field in found if field.field.number != _RAW)
+
+
+def _parse(data: bytes, found: list[wire.Found], header: bytes) -> Any:
+    small = len(header) <= CANONICAL_MAX
+    if not small:
+        wire.check(data, _SPEC, found)
+    try:
+        request = ModelInferRequest.FromString(header)
+    except DecodeError:
+        wire.check(data, _SPEC, found)  # names what is wrong, where it can
+        raise MalformedRequest("ModelInferRequest: is not valid protobuf") from None
+    if small:
+        request.DiscardUnknownFields()
+        if request.SerializeToString() != header:
+            wire.check(data, _SPEC, found)
+    return request
+
+
+def _bounded(request: Any, raws: list[wire.Found]) -> None:
+    for what, count in (
+        ("inputs", len(request.inputs)),
+        ("outputs", len(request.outputs)),
+        ("parameters", len(request.parameters)),
+        ("raw_input_contents", len(raws)),
+    ):
+        if count > EACH_MAX:
+            raise MalformedRequest(f"{what}: {count}, at most {EACH_MAX}", Reason.REQUEST_TOO_LARGE)
+
+
+def _fresh(what: str, name: str, seen: Container[str]) -> str:
+    if not name or len(name) > TENSOR_NAME_CHARS or not name.isprintable():
+        raise MalformedRequest(f"{what} {name[:128]!a}: a name must be 1 to {TENSOR_NAME_CHARS} printable characters")
+    if name in seen:
+        raise MalformedRequest(f"{what} {name}: occurs twice", Reason.REQUEST_AMBIGUOUS)
+    return name
+
+
+# --- parameters ---------------------------------------------------------------------------------------------------
+
+
+def _parameters(into: dict[str, ParameterValue], prefix: str, parameters: Any) -> None:
+    """Add a message's or tensor's parameters; a name has no ``/``, so the last one parts it from its tensor."""
+    if len(parameters) > EACH_MAX:
+        raise MalformedRequest(f"{prefix}parameters: {len(parameters)}, at most {EACH_MAX}", Reason.REQUEST_TOO_LARGE)
+    for name, parameter in parameters.items():
+        if NAME.fullmatch(name) is None:
+            raise MalformedRequest(f"parameter {prefix}{name[:128]!a}: a name must match {NAME.pattern}")
+        into[prefix + name] = _value(prefix + name, parameter)
+
+
+def _value(name: str, parameter: Any) -> Any:
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind is None:
+        raise MalformedRequest(f"parameter {name}: has no value")
+    allowed = _TYPES.get(name)
+    if allowed is not None and kind not in allowed:
+        raise MalformedRequest(f"parameter {name}: is {kind}, must be {' or '.join(allowed)}")
+    value = getattr(parameter, kind)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise MalformedRequest(f"parameter {name}: must be a finite number")
+    if isinstance(value, str) and len(value) * 4 > STRING_MAX and len(value.encode()) > STRING_MAX:
+        raise MalformedRequest(f"parameter {name}: more than {STRING_MAX} bytes", Reason.REQUEST_TOO_LARGE)
+    if name == "sequence_id":
+        _sequence_id(value)
+    if name.endswith("/classification") and (kind != "int64_param" or value < 1):
+        raise MalformedRequest(f"parameter {name}: must be a positive int64_param")
+    return value
+
+
+def _sequence_id(value: int | str) -> None:
+    if isinstance(value, int) and value < 0:
+        raise MalformedRequest("parameter sequence_id: must not be negative")
+    if isinstance(value, str) and (len(value) > ID_CHARS or not value.isprintable()):
+        raise MalformedRequest(f"parameter sequence_id: must be at most {ID_CHARS} printable characters")
+
+
+# --- tensors ------------------------------------------------------------------------------------------------------
+
+
+def _tensors(
+    data: bytes, request: Any, raws: list[wire.Found], parameters: dict[str, ParameterValue]
+) -> dict[str, Tensor]:
+    inputs = request.inputs
+    if raws and len(raws) != len(inputs):
+        # Triton pairs them by position and steps over some: another pairing than the reader's (facts §2).
+        raise MalformedRequest(
+            f"raw_input_contents: {len(raws)} for {len(inputs)} inputs, must be all or none", Reason.REQUEST_AMBIGUOUS
+        )
+    tensors: dict[str, Tensor] = {}
+    strings = 0
+    for index, tensor in enumerate(inputs):
+        name, datatype, dims = _fresh("input", tensor.name, tensors), tensor.datatype, tensor.shape
+        if len(dims) > DIMS_MAX:
+            raise MalformedRequest(f"input {name}: {len(dims)} dimensions, at most {DIMS_MAX}")
+        shape = tuple(dims)
+        elements = elements_of(name, shape)
+        if datatype == "BYTES":
+            strings += elements
+            if strings > BYTES_MAX:
+                raise MalformedRequest(f"inputs: more than {BYTES_MAX} strings", Reason.REQUEST_TOO_LARGE)
+        elif datatype not in DATATYPES:
+            raise MalformedRequest(f"input {name}: unknown datatype {datatype[:16]!a}")
+        if raws:
+            tensors[name] = _raw(data, tensor, raws[index], name, datatype, shape, elements)
+        else:
+            tensors[name] = _typed(tensor, name, datatype, shape, elements)
+        _parameters(parameters, f"inputs/{name}/", tensor.parameters)
+    return tensors
+
+
+def _raw(
+    data: bytes, tensor: Any, raw: wire.Found, name: str, datatype: str, shape: tuple[int, ...], elements: int
+) -> Tensor:
+    if tensor.HasField("contents"):
+        raise MalformedRequest(
+            f"input {name}: has contents beside raw_input_contents, must be one or the other", Reason.REQUEST_AMBIGUOUS
+        )
+    nbytes = raw.end - raw.start
+    if datatype == "BYTES":
+        walk(name, data, raw.start, raw.end, elements)
+    elif elements * DATATYPES[datatype] != nbytes:
+        raise MalformedRequest(
+            f"input {name}: {nbytes} bytes, its shape and datatype {datatype} make {elements * DATATYPES[datatype]}"
+        )
+    return Tensor(name, datatype, shape, elements, nbytes, data, raw.start, raw.end)
+
+
+def _typed(tensor: Any, name: str, datatype: str, shape: tuple[int, ...], elements: int) -> Tensor:
+    written = [field.name for field, _ in tensor.contents.ListFields()]
+    if len(written) > 1:
+        raise MalformedRequest(f"input {name}: has {' and '.join(written)}, must be one", Reason.REQUEST_AMBIGUOUS)
+    expected = TYPED.get(datatype)
+    if expected is None:
+        raise MalformedRequest(f"input {name}: {datatype} has no typed contents, send raw_input_contents")
+    if written and written[0] != expected:
+        raise MalformedRequest(f"input {name}: {datatype} in {written[0]}, must be in {expected}")
+    values = getattr(tensor.contents, expected)
+    if len(values) != elements:
+        raise MalformedRequest(f"input {name}: {len(values)} elements, its shape says {elements}")
+    size = DATATYPES[datatype]
+    nbytes = elements * size if size else sum(4 + len(value) for value in values)
+    return Tensor(name, datatype, shape, elements, nbytes, typed=values)

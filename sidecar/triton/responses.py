@@ -1,0 +1,138 @@
+"""What Triton's answers say: text, token counts, the final flag; whatever cannot be read is left out, never raised."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from sidecar.core.model import Contract, MalformedRequest, Method, ModelProfile, ResponseFacts
+from sidecar.triton import wire
+from sidecar.triton.protos import ModelInferResponse, ModelStreamInferResponse, descriptor
+from sidecar.triton.tensors import BYTES_MAX, SCALARS_MAX, TYPED
+
+__all__ = ["read_response"]
+
+SMALL: Final = 64 * 1024  # bytes up to which a response is parsed whole; of larger ones the payloads are left alone
+_RESPONSE: Final = wire.spec_of(descriptor("ModelInferResponse"))
+_STREAM: Final = wire.spec_of(descriptor("ModelStreamInferResponse"))
+_ERROR, _INFER = 1, 2  # ModelStreamInferResponse
+_RAW: Final = 6  # ModelInferResponse.raw_output_contents
+_COUNTS: Final = {"UINT32": "I", "INT32": "i", "UINT64": "Q", "INT64": "q", "UINT16": "H", "INT16": "h"}
+_LENGTH: Final = struct.Struct("<I")
+
+
+def read_response(method: Method, message: bytes, profile: ModelProfile) -> ResponseFacts:
+    """The facts of one ModelInferResponse or, of a streaming method, ModelStreamInferResponse.
+
+    ``final`` of a stream: Triton says so, or it is an in-band error that doesn't say otherwise (an error raised before
+    the model was reached carries no flag; facts §6). An unreadable message has its length and nothing else.
+    """
+    try:
+        error, response, raws = _open(message, streaming=method.streaming)
+    except (DecodeError, MalformedRequest):
+        return ResponseFacts(nbytes=len(message), final=not method.streaming)
+    texts: tuple[bytes, ...] = ()
+    tokens_in = tokens_out = None
+    if profile.contract is not Contract.GENERIC:
+        for index, output in enumerate(response.outputs):
+            raw = raws[index] if index < len(raws) else None
+            if output.name == "text_output":
+                texts = _texts(output, raw)
+            elif output.name == "num_input_tokens":
+                tokens_in = _count(output, raw)
+            elif output.name == "num_output_tokens":
+                tokens_out = _count(output, raw)
+    flag = response.parameters["triton_final_response"].bool_param if _has_final(response) else None
+    return ResponseFacts(
+        request_id=response.id,
+        model=response.model_name,
+        model_version=response.model_version,
+        texts=texts,
+        input_tokens=tokens_in,
+        output_tokens=tokens_out,
+        final=not method.streaming or (bool(error) if flag is None else flag),
+        empty=not response.outputs,
+        error=error or None,
+        nbytes=len(message),
+    )
+
+
+def _has_final(response: Any) -> bool:
+    return "triton_final_response" in response.parameters  # indexing a map that lacks the key would add it
+
+
+def _open(message: bytes, *, streaming: bool) -> tuple[str, Any, Sequence[bytes]]:
+    """The in-band error, the response, and its raw payloads (of a large one: none, it is not text)."""
+    if len(message) > SMALL:
+        try:
+            return _open_large(message, streaming=streaming)
+        except MalformedRequest:  # a field that a newer Triton has: protobuf knows how to skip it
+            pass
+    if not streaming:
+        response = ModelInferResponse.FromString(message)
+        return "", response, response.raw_output_contents
+    outer = ModelStreamInferResponse.FromString(message)
+    return outer.error_message, outer.infer_response, outer.infer_response.raw_output_contents
+
+
+def _open_large(message: bytes, *, streaming: bool) -> tuple[str, Any, Sequence[bytes]]:
+    error, start, end = "", 0, len(message)
+    if streaming:
+        end = 0
+        for found in wire.scan(message, _STREAM):
+            if found.field.number == _ERROR:
+                error = wire.text(message, found, _STREAM)
+            elif found.field.number == _INFER:
+                start, end = found.start, found.end
+    fields = wire.scan(message, _RESPONSE, start, end)
+    header = b"".join(message[field.at : field.end] for field in fields if field.field.number != _RAW)
+    raws = [field for field in fields if field.field.number == _RAW]
+    response = ModelInferResponse.FromString(header)
+    return error, response, _Slices(message, raws)
+
+
+class _Slices(Sequence[bytes]):
+    """Raw payloads that are copied only when looked at."""
+
+    __slots__ = ("_data", "_found")
+
+    def __init__(self, data: bytes, found: list[wire.Found]) -> None:
+        self._data, self._found = data, found
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, index: Any) -> Any:
+        field = self._found[index]
+        return self._data[field.start : field.end]
+
+
+def _texts(output: Any, raw: bytes | None) -> tuple[bytes, ...]:
+    if output.datatype != "BYTES":
+        return ()
+    if raw is None:
+        return tuple(output.contents.bytes_contents)
+    found: list[bytes] = []
+    pos = 0
+    while len(raw) - pos >= 4 and len(found) < BYTES_MAX:
+        begin = pos + 4
+        pos = begin + _LENGTH.unpack_from(raw, pos)[0]
+        found.append(raw[begin:pos])
+    return tuple(found)
+
+
+def _count(output: Any, raw: bytes | None) -> int | None:
+    """The sum of a tensor of counts: one an element for n sequences, or beams; None for what isn't one."""
+    code, field = _COUNTS.get(output.datatype), TYPED.get(output.datatype)
+    if code is None or field is None:
+        return None
+    if raw is None:
+        values = getattr(output.contents, field)[:SCALARS_MAX]
+    else:
+        width = struct.calcsize(f"<{code}")
+        values = struct.unpack_from(f"<{min(len(raw) // width, SCALARS_MAX)}{code}", raw)
+    total = sum(values)
+    return total if values and total >= 0 else None
