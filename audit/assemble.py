@@ -108,9 +108,10 @@ class Joiner:
         """The record that ``entry`` completes, if it does."""
         match entry:
             case Admitted(call=facts):
+                stale = self._open.pop(facts.call_id, None)  # journaled twice: the later place is the one to go back to
                 held = _kept(facts.prompt)
                 self._open[facts.call_id] = _Open(sequence, facts, place, held=held)
-                self._held += held
+                self._held += held - (stale.held if stale else 0)
                 return None
             case Output():
                 self._collect(entry.call_id, entry.offset, entry.texts)

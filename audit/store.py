@@ -1,4 +1,4 @@
-"""The audit database: its tables, its partitions, and the one transaction that ships a batch of records."""
+"""The audit database: how it is reached, its partitions, and the one transaction that ships a batch of records."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any, Final
 import psycopg
 import sqlalchemy as sa
 from psycopg import errors as pg
-from sqlalchemy.dialects.postgresql import BYTEA, JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from audit.rows import CALL_COLUMNS, EVENT_COLUMNS, CallRow, EventRow
+from audit.tables import audit_calls, audit_events, audit_logs, bundles, database_facts, journal_cursors
 
 __all__ = [
+    "NO_CURSOR",
     "Batch",
     "Committed",
     "Cursor",
@@ -30,134 +31,15 @@ __all__ = [
     "cursor_of",
     "ensure_partitions",
     "is_data_fault",
-    "metadata",
     "partitions",
     "record_event",
     "transaction",
 ]
 
-SCHEMA: Final = "warden"
 AHEAD_DAYS: Final = 8  # today's partition and seven more
 CONNECT_SECONDS: Final = 3
 STATEMENT_MS: Final = 15_000
 LOCK_MS: Final = 5_000
-
-metadata: Final = sa.MetaData(schema=SCHEMA)
-_when: Final = sa.DateTime(timezone=True)
-
-
-def _text(name: str) -> sa.Column[str]:
-    return sa.Column(name, sa.Text, nullable=False, server_default="")
-
-
-def _count(name: str) -> sa.Column[int]:
-    return sa.Column(name, sa.BigInteger, nullable=False, server_default="0")
-
-
-def _flag(name: str) -> sa.Column[bool]:
-    return sa.Column(name, sa.Boolean, nullable=False, server_default=sa.false())
-
-
-audit_calls: Final = sa.Table(
-    "audit_calls",
-    metadata,
-    sa.Column("started_at", _when, primary_key=True),
-    sa.Column("call_id", sa.Text, primary_key=True),
-    sa.Column("sidecar", sa.Text, nullable=False),
-    sa.Column("position", sa.BigInteger, nullable=False),  # in its sidecar's log
-    sa.Column("journal", sa.Text, nullable=False),
-    sa.Column("first_sequence", sa.BigInteger, nullable=False),  # in the journal: the admission
-    sa.Column("sequence", sa.BigInteger, nullable=False),  # the entry that ended it
-    *map(_text, ("region", "jurisdiction")),
-    sa.Column("decided_at", _when, nullable=False),
-    sa.Column("settled_at", _when),
-    *map(_text, ("tenant", "principal", "principal_kind", "issuer", "key_id", "subject", "conversation", "method")),
-    *map(_text, ("model", "requested_version", "model_version")),
-    sa.Column("model_digest", sa.Text),  # null: not known
-    *map(_text, ("request_id", "data_class", "rule", "bundle", "level")),
-    sa.Column("retention_days", sa.Integer),
-    *map(_text, ("peer", "outcome")),
-    sa.Column("status", sa.SmallInteger, nullable=False),  # gRPC code
-    *map(_text, ("reason", "detail", "internal", "would_refuse", "trace_id", "span_id", "parent_id")),
-    _flag("sampled"),
-    sa.Column("parameters", JSONB, nullable=False, server_default="{}"),
-    sa.Column("tensors", JSONB, nullable=False, server_default="[]"),  # [name, datatype, shape, bytes] each
-    *map(_count, ("request_bytes", "requested_tokens", "response_bytes", "responses", "prompt_bytes", "output_bytes")),
-    sa.Column("prompt_sha256", BYTEA),
-    sa.Column("prompt_sealed", BYTEA),  # audit.content; null where the level keeps none
-    _flag("prompt_truncated"),
-    sa.Column("output_sha256", BYTEA),
-    sa.Column("output_sealed", BYTEA),
-    _flag("output_truncated"),
-    *map(_count, ("input_tokens", "output_tokens")),
-    _flag("input_exact"),
-    _flag("output_exact"),
-    sa.Column("ttft_ns", sa.BigInteger),
-    _count("duration_ns"),
-    _flag("sanitised"),  # a column differs from what was journaled; evidence holds the original
-    sa.Column("evidence", BYTEA),
-    sa.Column("shipped_at", _when, nullable=False, server_default=sa.func.now()),
-    postgresql_partition_by="RANGE (started_at)",
-)
-sa.Index("audit_calls_tenant", audit_calls.c.tenant, audit_calls.c.started_at.desc(), audit_calls.c.call_id.desc())
-sa.Index("audit_calls_call", audit_calls.c.call_id)
-sa.Index("audit_calls_trace", audit_calls.c.trace_id, postgresql_where=sa.text("trace_id <> ''"))
-sa.Index("audit_calls_position", audit_calls.c.sidecar, audit_calls.c.position)
-
-audit_events: Final = sa.Table(
-    "audit_events",
-    metadata,
-    sa.Column("id", sa.Text, primary_key=True),
-    sa.Column("at", _when, nullable=False),
-    sa.Column("kind", sa.Text, nullable=False),
-    *map(_text, ("actor", "reason")),
-    sa.Column("detail", JSONB, nullable=False, server_default="{}"),
-    sa.Column("sidecar", sa.Text),  # these six are null for what an officer did
-    sa.Column("position", sa.BigInteger),
-    sa.Column("journal", sa.Text),
-    sa.Column("sequence", sa.BigInteger),
-    sa.Column("region", sa.Text),
-    sa.Column("jurisdiction", sa.Text),
-    _flag("sanitised"),
-    sa.Column("recorded_at", _when, nullable=False, server_default=sa.func.now()),
-)
-sa.Index("audit_events_at", audit_events.c.at.desc(), audit_events.c.id.desc())
-sa.Index("audit_events_position", audit_events.c.sidecar, audit_events.c.position)
-
-journal_cursors: Final = sa.Table(
-    "journal_cursors",
-    metadata,
-    sa.Column("journal", sa.Text, primary_key=True),
-    sa.Column("sidecar", sa.Text, nullable=False),
-    sa.Column("needed", sa.BigInteger, nullable=False),  # read again from here after a restart
-    sa.Column("done", sa.BigInteger, nullable=False),  # everything that ended up to here is stored
-    sa.Column("updated_at", _when, nullable=False, server_default=sa.func.now()),
-)
-
-audit_logs: Final = sa.Table(
-    "audit_logs",
-    metadata,
-    sa.Column("sidecar", sa.Text, primary_key=True),
-    sa.Column("next_position", sa.BigInteger, nullable=False),
-    sa.Column("born_at", _when, nullable=False, server_default=sa.func.now()),
-)
-
-bundles: Final = sa.Table(
-    "bundles",
-    metadata,
-    sa.Column("digest", sa.Text, primary_key=True),
-    sa.Column("content", BYTEA, nullable=False),
-    sa.Column("first_loaded_at", _when, nullable=False),
-    sa.Column("sidecar", sa.Text, nullable=False),
-)
-
-database_facts: Final = sa.Table(
-    "database_facts",
-    metadata,
-    sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("value", sa.Text, nullable=False),
-)
-
 
 # --- connecting ---------------------------------------------------------------------------------------------------
 
@@ -222,7 +104,7 @@ class WrongJurisdictionError(MismatchError):
 
 
 def check_jurisdiction(connection: sa.Connection, configured: str) -> None:
-    """Raises WrongJurisdictionError unless the database was prepared for ``configured``; MismatchError if never prepared."""
+    """Raises WrongJurisdictionError unless the database was prepared for ``configured``; MismatchError if never."""
     try:
         stored = connection.execute(
             sa.select(database_facts.c.value).where(database_facts.c.key == "jurisdiction")
@@ -313,6 +195,9 @@ class Committed:
     rejected: list[tuple[CallRow | EventRow, str]] = field(default_factory=list)
 
 
+NO_CURSOR: Final = Cursor(0, -1)
+
+
 class FencedError(Exception):
     """Another shipper moved this journal's cursor: read it again and start over from there."""
 
@@ -381,7 +266,7 @@ def _claim(connection: sa.Connection, batch: Batch) -> tuple[int, bool]:
     start: int = connection.execute(
         sa.select(audit_logs.c.next_position).where(audit_logs.c.sidecar == batch.sidecar).with_for_update()
     ).scalar_one()
-    current = cursor_of(connection, batch.journal) or Cursor(0, 0)
+    current = cursor_of(connection, batch.journal) or NO_CURSOR
     # The answer to an earlier COMMIT may have been lost on the way.
     if current == batch.after and current != batch.before:
         return start, True
@@ -439,7 +324,7 @@ def _statement(table: sa.Table, columns: tuple[str, ...]) -> str:
 
 
 def _pg_type(kind: sa.types.TypeEngine[Any]) -> str:
-    return kind.compile(dialect=PGDialect())
+    return kind.compile(dialect=PGDialect())  # type: ignore[no-untyped-call]  # SQLAlchemy leaves it untyped
 
 
 _CALLS: Final = _statement(audit_calls, CALL_COLUMNS)

@@ -7,8 +7,8 @@ from typing import Any
 
 from alembic import context
 
-from audit.store import SCHEMA
-from audit.store import metadata as audit_tables
+from audit.tables import SCHEMA
+from audit.tables import metadata as audit_tables
 from sidecar.identity.store import METADATA as IDENTITY_TABLES
 
 _PARTITION = re.compile(r"^audit_calls_\d{8}$")

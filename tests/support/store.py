@@ -1,0 +1,202 @@
+"""A journal in memory that a shipper can follow, and entries to put in it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from audit import store
+from audit.assemble import CallRecord, Place
+from audit.content import ContentSealer
+from audit.poison import PoisonKeeper
+from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Settled, encode
+from audit.ship import Bounds, Item, Parts, Shipper
+
+ROOT = b"r" * 32
+PLACE = Place("pod-1", "journal-1", "eu-west-1", "EU")
+_ids = itertools.count(1)
+
+
+@dataclass
+class FakeJournal:
+    """Sequences from 0. ``data`` may be anything, as on a damaged disk."""
+
+    place: Place = PLACE
+    items: list[Item] = field(default_factory=list)
+    position: int = 0
+    shipped_to: int = -1
+
+    @property
+    def identity(self) -> str:
+        return self.place.journal
+
+    def append(self, *entries: Entry | bytes) -> None:
+        for entry in entries:
+            data = entry if isinstance(entry, bytes) else encode(entry)
+            sequence = self.items[-1].sequence + 1 if self.items else 0
+            self.items.append(Item(sequence, data, self.place))
+
+    def seek(self, sequence: int) -> None:
+        self.position = next((n for n, item in enumerate(self.items) if item.sequence >= sequence), len(self.items))
+
+    def read(self, limit: int) -> Sequence[Item]:
+        items = self.items[self.position : self.position + limit]
+        self.position += len(items)
+        return items
+
+    def waiting(self) -> int:
+        return len(self.items) - self.position
+
+    def shipped(self, sequence: int) -> None:
+        self.shipped_to = sequence
+
+
+def content(*parts: bytes) -> Content:
+    whole = b"".join(parts)
+    return Content(len(whole), hashlib.sha256(whole).digest(), list(parts))
+
+
+def facts(at: datetime | None = None, **changes: Any) -> CallFacts:
+    """One call of tenant acme; the id grows with each."""
+    started = int((at or datetime.now(UTC)).timestamp() * 1e9)
+    base = CallFacts(
+        call_id=f"0192e4a0-0000-7000-8000-{next(_ids):012d}",
+        started_ns=started,
+        decided_ns=started + 30_000,
+        method="/inference.GRPCInferenceService/ModelInfer",
+        tenant="acme",
+        principal="ada",
+        principal_kind="jwt",
+        model="chat",
+        rule="tenants/acme.yaml:models",
+        bundle="sha256:b1",
+        prompt=content(b"Where is the ", b"library?"),
+        prompt_tokens=5,
+        requested_tokens=16,
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def settled(call: CallFacts, *texts: bytes, offset: int = 0, before: bytes = b"", **changes: Any) -> Settled:
+    """``texts`` are the last of the output, ``before`` what earlier Output entries carried."""
+    whole = before + b"".join(texts)
+    base = Settled(
+        call_id=call.call_id,
+        at_ns=call.started_ns + 5_000_000,
+        outcome="completed",
+        status=0,
+        reason="",
+        internal="",
+        offset=offset or len(before),
+        texts=list(texts),
+        output_bytes=len(whole),
+        output_sha256=hashlib.sha256(whole).digest(),
+        input_tokens=5,
+        output_tokens=3,
+        input_exact=True,
+        output_exact=False,
+        responses=1,
+        response_bytes=len(whole) + 100,
+        first_response_ns=2_000_000,
+        duration_ns=5_000_000,
+        model_version="1",
+    )
+    return msgspec.structs.replace(base, **changes)
+
+
+def completed(at: datetime | None = None, **changes: Any) -> list[Entry]:
+    """A whole call: admission, a run of output, outcome."""
+    call = facts(at, **changes)
+    output = Output(call.call_id, call.started_ns + 1_000_000, 0, [b"Over "])
+    return [Admitted(call), output, settled(call, b"there.", before=b"Over ")]
+
+
+def refused(at: datetime | None = None, **changes: Any) -> Refused:
+    return Refused(facts(at, **changes), "RATE_TOKENS", 8, "try later", "bucket empty")
+
+
+def event(kind: str = "posture", **detail: Any) -> Event:
+    return Event(f"event-{next(_ids)}", time.time_ns(), kind, "serve", detail)
+
+
+def shipper(
+    source: Any,
+    dsn: str,
+    directory: Path,
+    *,
+    stop: threading.Event | None = None,
+    jurisdiction: str = "EU",
+    ended: Any = None,
+    bounds: Bounds | None = None,
+    seed: int = 7,
+) -> Shipper:
+    """A shipper on real parts but for its source; small bounds, so that tests are quick."""
+    sealer = ContentSealer(ROOT)
+    parts = Parts(
+        source=source,
+        engine=store.connect(dsn, application="warden-test-ship"),
+        sealer=sealer,
+        poison=PoisonKeeper(directory / "poison", sealer),
+        directory=directory,
+        jurisdiction=jurisdiction,
+        now=lambda: datetime.now(UTC),
+        monotonic=time.monotonic,
+        chance=random.Random(seed).random,
+        ended=ended,
+    )
+    return Shipper(
+        parts, stop or threading.Event(), bounds or Bounds(seconds=0.02, idle=0.005, cursor=0.05, backoff_most=0.2)
+    )
+
+
+class Shipping:
+    """A shipper in a thread; leaving waits for it and closes its connections."""
+
+    def __init__(self, source: Any, dsn: str, directory: Path, **options: Any) -> None:
+        self.stop = threading.Event()
+        self.shipper = shipper(source, dsn, directory, stop=self.stop, **options)
+        self.fault: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self.shipper.run()
+        except BaseException as fault:  # noqa: BLE001 — handed to the test's thread
+            self.fault = fault
+
+    def __enter__(self) -> Shipping:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop.set()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self.shipper._parts.engine.dispose()
+
+    def wait_for_end(self) -> None:
+        """Until the shipper ends by itself."""
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+def wait_until(holds: Any, *, seconds: float = 20.0) -> None:
+    """Poll a condition; the poll's pause is no sleep a result depends on."""
+    until = time.monotonic() + seconds
+    pause = threading.Event()
+    while not holds():
+        assert time.monotonic() < until, "condition did not come true"
+        pause.wait(0.01)
+
+
+__all__ = ["CallRecord", "FakeJournal", "Shipping", "completed", "event", "facts", "refused", "settled", "wait_until"]
