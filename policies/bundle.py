@@ -1,0 +1,302 @@
+"""The policy bundle: a directory read whole into one immutable value, or everything that is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final, TypeVar
+
+from pydantic import BaseModel
+
+from policies import limits
+from policies.access import Access, compile_access
+from policies.document import (
+    BundleDoc,
+    CaseDoc,
+    CasesDoc,
+    KvDoc,
+    ModelsDoc,
+    PlansDoc,
+    ResidencyDoc,
+    TenantDoc,
+)
+from policies.engines import read_engine
+from policies.files import REQUIRED, digest, pack, read_files
+from policies.residency import Place, Residency, within
+from policies.yamlfile import Document, KeyPath, Problem, parse, suggest, validate
+from sidecar.core.model import AuditLevel, AuditRule, Durability, KvProfile, Limits, ModelProfile
+
+__all__ = ["Bundle", "Case", "Tenant", "compile_bundle", "load"]
+
+MAX_PROBLEMS: Final = 1000
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """What a bundle says of one tenant; ``document`` is its file, for rules."""
+
+    name: str
+    document: str
+    plan: str
+    active: bool
+    models: tuple[str, ...]  # globs: * and ?
+    limits: Limits
+    residency: Residency
+    audit: AuditRule
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A test case and where it stands."""
+
+    file: str
+    line: int
+    case: CaseDoc
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A policy directory as loaded. ``files`` is all of it that counts; ``digest`` names exactly those bytes."""
+
+    digest: str
+    files: Mapping[str, bytes]
+    regions: Mapping[str, str]  # region → jurisdiction
+    models: Mapping[str, ModelProfile]
+    tenants: Mapping[str, Tenant]
+    access: Access
+    cases: tuple[Case, ...]
+
+    def content(self) -> bytes:
+        """The files as one archive, the same bytes for the same digest: what is stored, to answer "why" years later."""
+        return pack(self.files)
+
+    def place(
+        self, region: str, storage_jurisdiction: str, telemetry_jurisdiction: str | None
+    ) -> Place | list[Problem]:
+        """A pod's place, in this bundle's terms; what the bundle doesn't know can't be judged, so it is refused."""
+        jurisdictions = set(self.regions.values())
+        problems = []
+        if region not in self.regions:
+            problems.append(f"the sidecar's region {region} is not in the bundle{suggest(region, self.regions)}")
+        for name, what in ((storage_jurisdiction, "database"), (telemetry_jurisdiction, "telemetry")):
+            if name is not None and name not in jurisdictions:
+                problems.append(f"the {what}'s jurisdiction {name} is not in the bundle{suggest(name, jurisdictions)}")
+        if problems:
+            return [Problem("bundle.yaml", 1, 1, "regions", problem) for problem in problems]
+        return Place(region, self.regions[region], storage_jurisdiction, telemetry_jurisdiction)
+
+
+def load(directory: Path, previous: Bundle | None = None) -> Bundle | list[Problem]:
+    """Read and compile a directory. Takes about 1 ms a document (YAML with positions); call it off the event loop."""
+    found = read_files(directory)
+    return found if isinstance(found, list) else compile_bundle(found, previous)
+
+
+def compile_bundle(files: Mapping[str, bytes], previous: Bundle | None = None) -> Bundle | list[Problem]:
+    """Make a bundle of files, or tell every problem in all of them. Pure."""
+    if previous is not None and previous.files == files:
+        return previous
+    return _Compiler(files).compile()
+
+
+class _Compiler:
+    """One compilation: collects problems across documents, so that one run shows all of them."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self._problems: list[Problem] = []
+
+    def compile(self) -> Bundle | list[Problem]:
+        for name in REQUIRED:
+            if name not in self._files:
+                self._problems.append(Problem(name, 1, 1, "", "no such file"))
+        regions = self._regions()
+        models = self._models()
+        plans = self._plans()
+        tenants = self._tenants(plans, models, regions)
+        access = self._access(models)
+        cases = self._cases(regions)
+        if self._problems or isinstance(access, list):
+            return sorted(self._problems, key=lambda p: (p.file, p.line, p.column))[:MAX_PROBLEMS]
+        return Bundle(digest(self._files), dict(self._files), regions or {}, models or {}, tenants, access, cases)
+
+    def _document(self, name: str, model: type[Model]) -> tuple[Document, Model] | None:
+        document = parse(self._files[name], name) if name in self._files else []
+        if isinstance(document, list):
+            self._problems += document
+            return None
+        found = validate(model, document)
+        if isinstance(found, list):
+            self._problems += found
+            return None
+        return document, found
+
+    def _in(self, folder: str) -> list[str]:
+        return [name for name in sorted(self._files) if name.startswith(f"{folder}/")]
+
+    def _regions(self) -> dict[str, str] | None:
+        """Region → jurisdiction; None where bundle.yaml can't be read (then nothing is said about unknown regions)."""
+        read = self._document("bundle.yaml", BundleDoc)
+        if read is None:
+            return None
+        document, found = read
+        regions = {name: region.jurisdiction for name, region in found.regions.items()}
+        for name in sorted(set(regions) & set(regions.values())):
+            message = "is a jurisdiction too; residency rules couldn't tell which is meant"
+            self._problems.append(document.problem(("regions", name), message, at_key=True))
+        return regions
+
+    def _models(self) -> dict[str, ModelProfile] | None:
+        read = self._document("models.yaml", ModelsDoc)
+        if read is None:
+            return None
+        document, found = read
+        return {
+            name: ModelProfile(
+                name,
+                model.contract,
+                None if model.kv is None else self._kv(document, name, model.kv),
+                model.default_tokens,
+                model.max_tokens,
+                model.groups,
+            )
+            for name, model in found.root.items()
+        }
+
+    def _kv(self, document: Document, model: str, kv: KvDoc) -> KvProfile | None:
+        if kv.engine_config is None:
+            assert kv.bytes_per_token is not None
+            assert kv.tokens_per_block is not None
+            return KvProfile(kv.bytes_per_token, kv.tokens_per_block)
+        path = (model, "kv", "engine_config")
+        data = self._files.get(kv.engine_config) if kv.engine_config.startswith("engines/") else None
+        if data is None:
+            hint = suggest(kv.engine_config, self._in("engines"))
+            self._problems.append(document.problem(path, f"no such file among the bundle's engines/*.json{hint}"))
+            return None
+        profile = read_engine(data)
+        if isinstance(profile, str):
+            self._problems.append(document.problem(path, profile))
+            return None
+        return profile
+
+    def _plans(self) -> PlansDoc | None:
+        read = self._document("plans.yaml", PlansDoc)
+        return None if read is None else read[1]
+
+    def _tenants(
+        self, plans: PlansDoc | None, models: Mapping[str, ModelProfile] | None, regions: Mapping[str, str] | None
+    ) -> dict[str, Tenant]:
+        tenants: dict[str, Tenant] = {}
+        for name in self._in("tenants"):
+            read = self._document(name, TenantDoc)
+            if read is None:
+                continue
+            document, doc = read
+            if doc.tenant in tenants:
+                other = tenants[doc.tenant].document
+                self._problems.append(document.problem(("tenant",), f"duplicate tenant, also in {other}"))
+            if Path(name).stem != doc.tenant:
+                self._problems.append(
+                    document.problem(("tenant",), f"should be {Path(name).stem}, as the file is named")
+                )
+            if regions is not None:
+                self._residency(document, doc.residency, regions)
+            plan = None if plans is None else plans.root.get(doc.plan)
+            if plans is not None and plan is None:
+                message = f"no such plan in plans.yaml{suggest(doc.plan, plans.root)}"
+                self._problems.append(document.problem(("plan",), message))
+            resolved = Limits() if plan is None else limits.resolve(plan, doc.limits)
+            self._memory(document, doc, resolved, models or {})
+            tenants[doc.tenant] = _tenant(name, doc, resolved)
+        return tenants
+
+    def _residency(self, document: Document, doc: ResidencyDoc, regions: Mapping[str, str]) -> None:
+        jurisdictions = set(regions.values())
+        places = jurisdictions | set(regions)
+        self._places(document, ("residency", "processing"), doc.processing, places, "region or jurisdiction")
+        for key in ("storage", "telemetry"):
+            self._places(document, ("residency", key), getattr(doc, key), jurisdictions, "jurisdiction")
+        for name, allowed in doc.classes.items():
+            path: KeyPath = ("residency", "classes", name)
+            self._places(document, path, allowed, places, "region or jurisdiction")
+            for index, entry in enumerate(allowed):
+                inner = {region: area for region, area in regions.items() if entry in (region, area)}
+                if inner and not any(within(region, area, doc.processing) for region, area in inner.items()):
+                    message = "lies outside processing, so it allows nothing"
+                    self._problems.append(document.problem((*path, index), message))
+
+    def _places(self, document: Document, path: KeyPath, entries: tuple[str, ...], known: set[str], what: str) -> None:
+        for index, entry in enumerate(entries):
+            if entry not in known:
+                message = f"no such {what} in bundle.yaml{suggest(entry, known)}"
+                self._problems.append(document.problem((*path, index), message))
+
+    def _memory(self, document: Document, doc: TenantDoc, resolved: Limits, models: Mapping[str, ModelProfile]) -> None:
+        """A KV quota too small for one block of a listed model would refuse that model's every call."""
+        if resolved.kv_bytes is None:
+            return
+        for index, pattern in enumerate(doc.models):
+            for model in models.values():
+                block = model.kv.bytes_per_token * model.kv.tokens_per_block if model.kv else 0
+                if block > resolved.kv_bytes and fnmatchcase(model.name, pattern):
+                    message = f"kv_memory ({resolved.kv_bytes} bytes) is less than one block of {model.name} ({block})"
+                    self._problems.append(document.problem(("models", index), message))
+
+    def _access(self, models: Mapping[str, ModelProfile] | None) -> Access | list[Problem]:
+        # Names are checked against the files' names, so that one broken tenant doesn't make a second problem here.
+        tenants = {Path(name).stem for name in self._in("tenants")}
+        groups = {group for model in (models or {}).values() for group in model.groups}
+        access = compile_access({name: self._files[name] for name in self._in("access")}, tenants, groups)
+        if isinstance(access, list):
+            self._problems += access
+        return access
+
+    def _cases(self, regions: Mapping[str, str] | None) -> tuple[Case, ...]:
+        cases: list[Case] = []
+        for name in self._in("tests"):
+            read = self._document(name, CasesDoc)
+            if read is None:
+                continue
+            document, found = read
+            for index, case in enumerate(found.root):
+                if regions is not None:
+                    self._case(document, index, case, regions)
+                cases.append(Case(name, document.at((index,)).line, case))
+        return tuple(cases)
+
+    def _case(self, document: Document, index: int, case: CaseDoc, regions: Mapping[str, str]) -> None:
+        jurisdictions = set(regions.values())
+        for key, value, known in (
+            ("region", case.region, set(regions)),
+            ("storage", case.storage, jurisdictions),
+            ("telemetry", case.telemetry, jurisdictions),
+        ):
+            if value is not None and value not in known:
+                what = "region" if key == "region" else "jurisdiction"
+                message = f"no such {what} in bundle.yaml{suggest(value, known)}"
+                self._problems.append(document.problem((index, key), message))
+
+
+def _tenant(name: str, doc: TenantDoc, resolved: Limits) -> Tenant:
+    residency, audit = doc.residency, doc.audit
+    return Tenant(
+        name=doc.tenant,
+        document=name,
+        plan=doc.plan,
+        active=doc.status == "active",
+        models=doc.models,
+        limits=resolved,
+        residency=Residency(residency.processing, residency.storage, residency.telemetry, residency.classes),
+        audit=AuditRule(
+            level=AuditLevel(audit.level),
+            durability=None if audit.durability is None else Durability(audit.durability),
+            retention_days=audit.retention,
+            redact=audit.redact,
+            searchable=audit.searchable,
+        ),
+    )

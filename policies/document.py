@@ -1,0 +1,243 @@
+"""The bundle's documents as written: one pydantic model a kind of file; unknown keys are refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, model_validator
+
+from policies.units import Rate, Size
+from sidecar.core.model import Contract
+from sidecar.core.reasons import Reason
+
+__all__ = [
+    "AuditDoc",
+    "BundleDoc",
+    "CaseDoc",
+    "CasesDoc",
+    "KvDoc",
+    "LimitsDoc",
+    "ModelDoc",
+    "ModelsDoc",
+    "PlanDoc",
+    "PlansDoc",
+    "RegionDoc",
+    "RequestsDoc",
+    "ResidencyDoc",
+    "TenantDoc",
+]
+
+MODEL_NAME_LENGTH: Final = 256  # characters; Triton's own names are directory names
+DATA_CLASS_LENGTH: Final = 64
+_RETENTION: Final = re.compile(r"([1-9][0-9]{0,4})d")
+
+# What `authorise` can answer; the other reasons are not a policy's to give.
+DECIDABLE: Final = (
+    Reason.TENANT_UNKNOWN,
+    Reason.TENANT_SUSPENDED,
+    Reason.MODEL_NOT_FOUND,
+    Reason.POLICY_FORBIDS,
+    Reason.RESIDENCY_PROCESSING,
+    Reason.RESIDENCY_STORAGE,
+    Reason.RESIDENCY_TELEMETRY,
+)
+
+
+def _limit(value: Any) -> Any:
+    """``unlimited`` is the only way to say so: an empty value is a mistake, not a wish."""
+    if value is None:
+        raise ValueError("is empty; write a limit, or unlimited")
+    return None if value == "unlimited" else value
+
+
+def _days(value: Any) -> int | None:
+    if value == "unlimited":
+        return None
+    match = _RETENTION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("is not a retention; write whole days such as 400d, or unlimited")
+    return int(match[1])
+
+
+def _expectation(value: Any) -> Any:
+    if value != "allow" and value not in DECIDABLE:
+        raise ValueError(f"should be allow, or one of {', '.join(DECIDABLE)}")
+    return value
+
+
+Count = Annotated[int, Field(strict=True, gt=0, le=2**53)]
+Limited = BeforeValidator(_limit)
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]  # of a region, jurisdiction, plan, group
+TenantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+ModelName = Annotated[str, Field(pattern=r"^[^\s/*?\[\]]{1,256}$")]
+ModelPattern = Annotated[str, Field(pattern=r"^[^\s/\[\]]{1,256}$")]  # * and ? stand for any text, any character
+DataClass = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+
+
+class _Doc(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# --- bundle.yaml ---------------------------------------------------------------------------------------------------
+
+
+class RegionDoc(_Doc):
+    """A place, and the legal area it lies in."""
+
+    jurisdiction: Name
+
+
+class BundleDoc(_Doc):
+    """bundle.yaml: every region that the bundle speaks of."""
+
+    regions: dict[Name, RegionDoc] = Field(min_length=1)
+
+
+# --- models.yaml ---------------------------------------------------------------------------------------------------
+
+
+class KvDoc(_Doc):
+    """What a token takes in the KV cache: stated, or read from a TensorRT-LLM engine's ``config.json``."""
+
+    engine_config: str | None = None  # engines/….json
+    bytes_per_token: Count | None = None  # over all ranks
+    tokens_per_block: Count | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> KvDoc:
+        stated = (self.bytes_per_token is not None) + (self.tokens_per_block is not None)
+        if stated != (2 if self.engine_config is None else 0):
+            raise ValueError("write either engine_config, or bytes_per_token and tokens_per_block")
+        return self
+
+
+class ModelDoc(_Doc):
+    """How one model is to be read and what it takes. Models that the file doesn't name are ``generic``."""
+
+    contract: Contract
+    kv: KvDoc | None = None
+    default_tokens: Count = 16  # vLLM's own default for an absent max_tokens
+    max_tokens: Count = 4096
+    groups: tuple[Name, ...] = Field(default=(), max_length=32)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelDoc:
+        if self.default_tokens > self.max_tokens:
+            raise ValueError("default_tokens is more than max_tokens")
+        if self.contract is Contract.GENERIC and self.kv is not None:
+            raise ValueError("a generic model has no tokens, so kv means nothing")
+        return self
+
+
+class ModelsDoc(RootModel[dict[ModelName, ModelDoc]]):
+    """models.yaml."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+# --- plans.yaml ----------------------------------------------------------------------------------------------------
+
+
+class RequestsDoc(_Doc):
+    """``rate`` on average, ``burst`` at once."""
+
+    rate: Rate
+    burst: Count
+
+
+class TokensDoc(_Doc):
+    """Prompt and requested output tokens, reserved up front."""
+
+    per_minute: Count
+
+
+class PlanDoc(_Doc):
+    """A plan states all five limits; what isn't limited says ``unlimited``."""
+
+    requests: Annotated[RequestsDoc | None, Limited]
+    tokens: Annotated[TokensDoc | None, Limited]
+    concurrency: Annotated[Count | None, Limited]
+    kv_memory: Annotated[Size | None, Limited]
+    tensor_memory: Annotated[Size | None, Limited]
+
+
+class LimitsDoc(_Doc):
+    """A tenant's exceptions from its plan; what isn't written is the plan's."""
+
+    requests: Annotated[RequestsDoc | None, Limited] = None
+    tokens: Annotated[TokensDoc | None, Limited] = None
+    concurrency: Annotated[Count | None, Limited] = None
+    kv_memory: Annotated[Size | None, Limited] = None
+    tensor_memory: Annotated[Size | None, Limited] = None
+
+
+class PlansDoc(RootModel[dict[Name, PlanDoc]]):
+    """plans.yaml."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+# --- tenants/*.yaml ------------------------------------------------------------------------------------------------
+
+
+class ResidencyDoc(_Doc):
+    """Where a tenant's data may be: jurisdictions or regions, all stated, none meant by leaving it out.
+
+    ``storage`` and ``telemetry`` take jurisdictions only: that is all a sidecar knows of its database and collector.
+    ``classes`` names the data classes the tenant uses, and narrows ``processing`` for each.
+    """
+
+    processing: tuple[Name, ...]
+    storage: tuple[Name, ...]
+    telemetry: tuple[Name, ...]
+    classes: dict[DataClass, tuple[Name, ...]] = Field(default={}, max_length=64)
+
+
+class AuditDoc(_Doc):
+    """How a tenant's calls are recorded. ``durability`` absent: the sidecar's own mode."""
+
+    level: Literal["full", "prompt", "metadata"]
+    retention: Annotated[int | None, BeforeValidator(_days)]  # days
+    durability: Literal["batch", "strict"] | None = None
+    # Bounded at none until the shipper redacts: a rule that isn't kept must not be accepted.
+    redact: tuple[str, ...] = Field(default=(), max_length=0)
+    searchable: bool = Field(default=False, strict=True)
+
+
+class TenantDoc(_Doc):
+    """One tenant, in the file that bears its name."""
+
+    tenant: TenantName
+    plan: Name
+    status: Literal["active", "suspended"]
+    models: tuple[ModelPattern, ...] = Field(max_length=1000)
+    limits: LimitsDoc = LimitsDoc()
+    residency: ResidencyDoc
+    audit: AuditDoc
+
+
+# --- tests/*.yaml --------------------------------------------------------------------------------------------------
+
+
+class CaseDoc(_Doc):
+    """One question and the answer it must get; ``storage`` and ``telemetry`` default to the region's jurisdiction."""
+
+    name: str = ""
+    tenant: str
+    model: str = ""
+    region: Name
+    data_class: str = ""
+    action: Literal["infer", "metadata", "manage"] = "infer"
+    roles: tuple[str, ...] = ("tenant",)
+    principal: str = ""
+    storage: Name | None = None
+    telemetry: Name | None = None
+    expect: Annotated[str, BeforeValidator(_expectation)]
+    rule: str | None = None
+
+
+class CasesDoc(RootModel[list[CaseDoc]]):
+    """A file of cases: a list."""
+
+    model_config = ConfigDict(frozen=True)

@@ -1,0 +1,155 @@
+"""Answers "what would the sidecar say, and why?" by asking the very policy that the sidecar asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from policies.bundle import Bundle, Case
+from policies.policy import LoadedPolicy, Step
+from policies.yamlfile import Problem
+from sidecar.core.model import (
+    Action,
+    Call,
+    Denial,
+    Disposition,
+    Head,
+    Instant,
+    Method,
+    Principal,
+    Verdict,
+)
+from sidecar.core.reasons import Reason
+
+__all__ = ["Asked", "CaseResult", "Explanation", "explain", "run_cases"]
+
+_SERVICE: Final = "/inference.GRPCInferenceService/"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question as a person puts it. ``storage`` and ``telemetry`` (jurisdictions) None: the region's own.
+
+    ``model`` "" asks about the server itself, for ``metadata`` and ``manage``.
+    """
+
+    tenant: str
+    model: str
+    region: str
+    data_class: str = ""
+    action: Action = Action.INFER
+    roles: frozenset[str] = frozenset({"tenant"})
+    principal: str = "explain"
+    storage: str | None = None
+    telemetry: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The verdict, and every step on the way to it."""
+
+    verdict: Verdict | Denial
+    steps: tuple[Step, ...]
+    bundle: str
+
+    @property
+    def allowed(self) -> bool:
+        return isinstance(self.verdict, Verdict)
+
+    @property
+    def reason(self) -> Reason | None:
+        return self.verdict.reason if isinstance(self.verdict, Denial) else None
+
+    def json(self) -> dict[str, Any]:
+        """The shape of ``warden policy explain --json`` (DESIGN §6)."""
+        path = [{"step": s.step, "outcome": s.outcome, "rule": s.rule, "detail": s.detail} for s in self.steps]
+        return {
+            "verdict": "allow" if self.allowed else "deny",
+            "reason": self.reason,
+            "rule": self.verdict.rule,
+            "path": path,
+            "bundle": self.bundle,
+        }
+
+
+def explain(bundle: Bundle, asked: Asked) -> Explanation | list[Problem]:
+    """Problems are about the question: a region or jurisdiction that the bundle doesn't know."""
+    # For a region that isn't known any jurisdiction will do: the region's problem is then told alone.
+    own = bundle.regions.get(asked.region) or next(iter(bundle.regions.values()))
+    place = bundle.place(asked.region, asked.storage or own, asked.telemetry or own)
+    if isinstance(place, list):
+        return place
+    policy = LoadedPolicy(bundle, place)
+    verdict, steps = policy.trace(*question(asked))
+    return Explanation(verdict, steps, bundle.digest)
+
+
+def question(asked: Asked) -> tuple[Principal, Call, Head]:
+    """What the sidecar would hand to ``LoadedPolicy.authorise``."""
+    principal = Principal(tenant=asked.tenant, name=asked.principal, kind="jwt", roles=asked.roles)
+    method = _method(asked.action, by_model=asked.action is Action.INFER or bool(asked.model))
+    credential = Denial(Reason.CREDENTIAL_MISSING)  # identity is settled by the time a policy is asked
+    call = Call("explain", method, Instant(0, 0), b"", credential, data_class=asked.data_class)
+    return principal, call, Head(asked.model)
+
+
+def _method(action: Action, *, by_model: bool) -> Method:
+    names = {
+        (Action.INFER, True): "ModelInfer",
+        (Action.METADATA, True): "ModelMetadata",
+        (Action.METADATA, False): "ServerMetadata",
+        (Action.MANAGE, True): "RepositoryModelLoad",
+        (Action.MANAGE, False): "RepositoryIndex",
+    }
+    path = _SERVICE + names[action, by_model]
+    return Method(path, action, Disposition.FORWARD, frozenset({"tenant", "operator", "admin"}), by_model=by_model)
+
+
+# --- test cases ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """One case of ``tests/*.yaml`` and what came of it; ``failure`` "" where it holds."""
+
+    case: Case
+    explanation: Explanation
+    failure: str
+
+    @property
+    def name(self) -> str:
+        """``tests/demo.yaml:12 acme chat eu-west-1``, or the case's own name after its place."""
+        case = self.case.case
+        told = case.name or " ".join(filter(None, (case.tenant, case.model, case.region, case.data_class)))
+        return f"{self.case.file}:{self.case.line} {told}"
+
+
+def run_cases(bundle: Bundle) -> Iterator[CaseResult]:
+    """Every case of the bundle, in file order."""
+    for case in bundle.cases:
+        doc = case.case
+        asked = Asked(
+            tenant=doc.tenant,
+            model=doc.model,
+            region=doc.region,
+            data_class=doc.data_class,
+            action=Action(doc.action),
+            roles=frozenset(doc.roles),
+            principal=doc.principal or "explain",
+            storage=doc.storage,
+            telemetry=doc.telemetry,
+        )
+        found = explain(bundle, asked)
+        assert isinstance(found, Explanation), "compiling a bundle checks the places of its cases"
+        yield CaseResult(case, found, _failure(case, found))
+
+
+def _failure(case: Case, found: Explanation) -> str:
+    expected, got = case.case.expect, str(found.reason or "allow")
+    if got != expected:
+        return f"expected {expected}, got {got} by {found.verdict.rule}"
+    rule = case.case.rule
+    if rule is not None and rule != found.verdict.rule:
+        return f"expected rule {rule}, got {found.verdict.rule}"
+    return ""

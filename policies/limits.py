@@ -1,0 +1,23 @@
+"""A tenant's quotas: its plan's, but where the tenant's own document says otherwise."""
+
+from __future__ import annotations
+
+from policies.document import LimitsDoc, PlanDoc
+from sidecar.core.model import Limits, RequestRate
+
+__all__ = ["resolve"]
+
+
+def resolve(plan: PlanDoc, overrides: LimitsDoc) -> Limits:
+    """Each limit comes whole from the tenant where it is written there (``unlimited`` too), else from the plan."""
+    written = {
+        name: getattr(overrides if name in overrides.model_fields_set else plan, name) for name in PlanDoc.model_fields
+    }
+    requests, tokens = written["requests"], written["tokens"]
+    return Limits(
+        requests=None if requests is None else RequestRate(requests.rate, requests.burst),
+        tokens_per_minute=None if tokens is None else tokens.per_minute,
+        concurrency=written["concurrency"],
+        kv_bytes=written["kv_memory"],
+        tensor_bytes=written["tensor_memory"],
+    )
