@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -360,4 +361,5 @@ def _insert(
 
 def record_event(connection: sa.Connection, row: EventRow) -> None:
     """An officer's act, in the transaction of what was done."""
-    connection.execute(sa.insert(audit_events).values(dict(zip(EVENT_COLUMNS, row.values, strict=True))))
+    values = dict(zip(EVENT_COLUMNS, row.values, strict=True))
+    connection.execute(sa.insert(audit_events).values(values | {"detail": json.loads(values["detail"])}))

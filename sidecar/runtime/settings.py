@@ -104,6 +104,7 @@ class JournalSection(_Section):
 class DatabaseSection(_Section):
     dsn: str
     jurisdiction: str
+    key_file: Path | None = None  # 32 bytes that stored content is sealed under; without it, the journal's
 
 
 class AuditSection(_Section):

@@ -1,0 +1,309 @@
+"""Answers "who sent what, where, with what result": filters, pages, reveals; and records each asking first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from audit import store
+from audit.content import ContentError, ContentSealer
+from audit.rows import officer_row
+from audit.tables import audit_calls
+
+__all__ = ["Asker", "Filter", "Found", "Keyset", "Page", "SearchError", "search", "show"]
+
+LIMIT: Final = 10_000  # records of one search
+REVEAL_LIMIT: Final = 1_000  # records of one search whose content is shown
+TEXT_WINDOW: Final = timedelta(days=31)  # a word search opens every record of its window
+TEXT_DEFAULT: Final = timedelta(hours=24)
+TEXT_SCANNED: Final = 100_000  # records opened by one word search
+PAGE: Final = 200  # records fetched at once by a word search
+STATEMENT_MS: Final = 30_000
+
+_EXACT: Final = {
+    "tenant": "tenant",
+    "model": "model",
+    "outcome": "outcome",
+    "refused_for": "reason",
+    "principal": "principal",
+    "key": "key_id",
+    "subject": "subject",
+    "conversation": "conversation",
+    "data_class": "data_class",
+    "rule": "rule",
+    "region": "region",
+    "call": "call_id",
+    "trace": "trace_id",
+}
+
+
+class SearchError(Exception):
+    """The question cannot be asked like this; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keyset:
+    """Where a page ends: the next one goes on with what is older."""
+
+    started_at: datetime
+    call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What is asked for; None is "any". ``since`` is included, ``until`` is not; ``text`` is sought without case."""
+
+    tenant: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    model: str | None = None
+    outcome: str | None = None
+    refused_for: str | None = None
+    principal: str | None = None
+    key: str | None = None
+    subject: str | None = None
+    conversation: str | None = None
+    data_class: str | None = None
+    rule: str | None = None
+    region: str | None = None
+    call: str | None = None
+    trace: str | None = None
+    text: str | None = None
+    limit: int = 100
+    before: Keyset | None = None
+
+    def told(self) -> dict[str, Any]:
+        """As its record shows it."""
+        asked = {name: getattr(self, name) for name in (field.name for field in fields(self))}
+        return {
+            name: value.isoformat() if isinstance(value, datetime) else value
+            for name, value in asked.items()
+            if value is not None and name != "before"
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks, when, why, and whether content is to be shown. ``event_ids`` names the records of this asking."""
+
+    actor: str
+    at: datetime
+    event_ids: Iterator[str]
+    reason: str = ""
+    reveal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One record: all columns but content, and the content where it was revealed and could be opened."""
+
+    columns: Mapping[str, Any]
+    prompt: str | None = None
+    output: str | None = None
+    content: str = "withheld"  # withheld | revealed | none (the level kept none) | unreadable: why
+
+    def shape(self) -> dict[str, Any]:
+        """The JSON object of DESIGN §6, then the content's lengths and digests."""
+        c = self.columns
+        return {
+            "call_id": c["call_id"],
+            "started_at": _iso(c["started_at"]),
+            "tenant": c["tenant"] or None,
+            "principal": c["principal"] or None,
+            "key_id": c["key_id"] or None,
+            "subject": c["subject"] or None,
+            "conversation": c["conversation"] or None,
+            "method": c["method"],
+            "model": c["model"] or None,
+            "model_version": c["model_version"] or c["requested_version"] or None,
+            "model_digest": c["model_digest"],
+            "data_class": c["data_class"] or None,
+            "rule": c["rule"] or None,
+            "outcome": c["outcome"],
+            "reason": c["reason"] or None,
+            "status": c["status"],
+            "prompt": self.prompt,
+            "output": self.output,
+            "input_tokens": c["input_tokens"],
+            "output_tokens": c["output_tokens"],
+            "ttft_ms": None if c["ttft_ns"] is None else round(c["ttft_ns"] / 1e6, 3),
+            "duration_ms": round(c["duration_ns"] / 1e6, 3),
+            "region": c["region"],
+            "jurisdiction": c["jurisdiction"],
+            "bundle": c["bundle"] or None,
+            "trace_id": c["trace_id"] or None,
+            "sidecar": c["sidecar"],
+            "position": c["position"],
+            "content": self.content,
+            **{name: c[name] for name in ("prompt_bytes", "output_bytes", "prompt_truncated", "output_truncated")},
+            **{name: _hex(c[name]) for name in ("prompt_sha256", "output_sha256")},
+        }
+
+    def whole(self) -> dict[str, Any]:
+        """The shape and every other column."""
+        shape = self.shape()
+        rest = {name: value for name, value in self.columns.items() if name not in shape}
+        return shape | {name: _plain(value) for name, value in rest.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Newest first. ``following`` goes on from here; ``cut`` says that a word search stopped at its bound."""
+
+    found: list[Found]
+    following: Keyset | None = None
+    cut: bool = False
+
+
+def search(engine: sa.Engine, asked: Filter, asker: Asker, sealer: ContentSealer | None, jurisdiction: str) -> Page:
+    """Raises SearchError, store.MismatchError and SQLAlchemy's errors. Recorded before anything is returned."""
+    asked = _checked(asked, asker)
+    with store.transaction(engine, statement_ms=STATEMENT_MS, frozen=True) as connection:
+        store.check_jurisdiction(connection, jurisdiction)
+        _record(connection, asker, "audit_search", {"filter": asked.told(), "reveal": asker.reveal})
+        page = _by_text(connection, asked, asker, sealer) if asked.text else _page(connection, asked, asker, sealer)
+        _record_reveal(connection, asker, page.found)
+    return page
+
+
+def show(
+    engine: sa.Engine, call_id: str, asker: Asker, sealer: ContentSealer | None, jurisdiction: str
+) -> Found | None:
+    """One record, whole; None where there is no such call. That it was looked for is recorded either way."""
+    asked = _checked(Filter(call=call_id, limit=1), asker)
+    with store.transaction(engine, statement_ms=STATEMENT_MS, frozen=True) as connection:
+        store.check_jurisdiction(connection, jurisdiction)
+        page = _page(connection, asked, asker, sealer)
+        detail = {"call": call_id, "found": bool(page.found), "reveal": asker.reveal}
+        _record(connection, asker, "audit_show", detail)
+        _record_reveal(connection, asker, page.found)
+    return page.found[0] if page.found else None
+
+
+def _checked(asked: Filter, asker: Asker) -> Filter:
+    if asker.reveal and not asker.reason.strip():
+        raise SearchError("content is revealed only with a reason")
+    if asked.text is not None and not asker.reveal:
+        raise SearchError("searching for a text opens the records' content: it needs --reveal and --reason")
+    most = REVEAL_LIMIT if asker.reveal else LIMIT
+    if not 1 <= asked.limit <= most:
+        raise SearchError(f"limit must be from 1 to {most}")
+    if not asked.text:
+        return asked
+    until = asked.until or asker.at
+    since = asked.since or until - TEXT_DEFAULT
+    if until - since > TEXT_WINDOW:
+        raise SearchError(f"a text is sought over at most {TEXT_WINDOW.days} days at once; narrow --since and --until")
+    return _replaced(asked, since=since, until=until)
+
+
+def _replaced(asked: Filter, **changes: Any) -> Filter:
+    return Filter(**{field.name: getattr(asked, field.name) for field in fields(asked)} | changes)
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def _select(asked: Filter, *, sealed: bool) -> sa.Select[Any]:
+    hidden = {"evidence"} if sealed else {"evidence", "prompt_sealed", "output_sealed"}
+    c = audit_calls.c
+    query = sa.select(*(column for column in c if column.name not in hidden))
+    for name, column in _EXACT.items():
+        value = getattr(asked, name)
+        if value is not None:
+            query = query.where(c[column] == value)
+    if asked.refused_for is not None:
+        query = query.where(c.outcome == "refused")
+    if asked.since is not None:
+        query = query.where(c.started_at >= asked.since)
+    if asked.until is not None:
+        query = query.where(c.started_at < asked.until)
+    if asked.before is not None:
+        key = sa.tuple_(sa.literal(asked.before.started_at), sa.literal(asked.before.call_id))
+        query = query.where(sa.tuple_(c.started_at, c.call_id) < key)
+    return query.order_by(c.started_at.desc(), c.call_id.desc()).limit(asked.limit)
+
+
+def _page(connection: sa.Connection, asked: Filter, asker: Asker, sealer: ContentSealer | None) -> Page:
+    rows: list[dict[str, Any]] = [
+        dict(row) for row in connection.execute(_select(asked, sealed=asker.reveal)).mappings()
+    ]
+    found = [_found(row, sealer if asker.reveal else None) for row in rows]
+    full = len(rows) == asked.limit
+    return Page(found, _key(rows[-1]) if full else None)
+
+
+def _by_text(connection: sa.Connection, asked: Filter, asker: Asker, sealer: ContentSealer | None) -> Page:
+    """Open record after record, newest first, until enough match; bounded by the window and by TEXT_SCANNED."""
+    word = (asked.text or "").casefold()
+    found: list[Found] = []
+    before = asked.before
+    for _ in range(TEXT_SCANNED // PAGE):
+        page = _page(connection, _replaced(asked, limit=PAGE, before=before), asker, sealer)
+        for record in page.found:
+            if word in (record.prompt or "").casefold() or word in (record.output or "").casefold():
+                found.append(record)
+                if len(found) == asked.limit:
+                    return Page(found, _key(record.columns))
+        if page.following is None:
+            return Page(found)
+        before = page.following
+    return Page(found, before, cut=True)
+
+
+def _key(row: Mapping[str, Any]) -> Keyset:
+    return Keyset(row["started_at"], row["call_id"])
+
+
+def _found(row: Mapping[str, Any], sealer: ContentSealer | None) -> Found:
+    columns = {name: value for name, value in row.items() if name not in ("prompt_sealed", "output_sealed")}
+    if sealer is None:
+        return Found(columns)
+    day = row["started_at"].astimezone(UTC).date()
+
+    def opened(column: str, joint: bytes) -> str | None:
+        sealed = row[f"{column}_sealed"]
+        if sealed is None:
+            return None
+        parts = sealer.open(bytes(sealed), tenant=row["tenant"], day=day, call_id=row["call_id"], column=column)
+        # Joined first: a character may be split over two chunks of a stream.
+        return joint.join(parts).decode("utf-8", "replace")
+
+    try:
+        prompt, output = opened("prompt", b"\n"), opened("output", b"")
+    except ContentError as fault:
+        return Found(columns, content=f"unreadable: {fault}")
+    return Found(columns, prompt, output, "none" if prompt is None and output is None else "revealed")
+
+
+# --- the asking is a record too -----------------------------------------------------------------------------------
+
+
+def _record(connection: sa.Connection, asker: Asker, kind: str, detail: dict[str, Any]) -> None:
+    event = officer_row(next(asker.event_ids), asker.at, kind, asker.actor, asker.reason, detail)
+    store.record_event(connection, event)
+
+
+def _record_reveal(connection: sa.Connection, asker: Asker, found: list[Found]) -> None:
+    """Who has seen what: each record whose content was shown, by id."""
+    seen = [record.columns["call_id"] for record in found if record.content == "revealed"]
+    if asker.reveal and seen:
+        _record(connection, asker, "content_revealed", {"calls": seen})
+
+
+def _iso(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _hex(value: bytes | memoryview | None) -> str | None:
+    return None if value is None else bytes(value).hex()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return _iso(value)
+    return _hex(value) if isinstance(value, bytes | memoryview) else value

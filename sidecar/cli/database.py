@@ -1,0 +1,65 @@
+"""What the commands on the audit database share: opening it, its content key, and how its faults are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from audit import store
+from audit.content import ContentSealer
+from sidecar.cli.common import Exit, fail
+from sidecar.cli.keys import load_settings
+from sidecar.runtime.settings import Settings
+
+__all__ = ["Database", "database", "sealer_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """A configuration and the engine it names."""
+
+    settings: Settings
+    engine: sa.Engine
+
+    @property
+    def jurisdiction(self) -> str:
+        return self.settings.audit.database.jurisdiction
+
+
+@contextmanager
+def database(config: Path, *, application: str) -> Iterator[Database]:
+    """The database that ``config`` names; its faults end the command: 3 where it is away, 1 where it is a wrong one."""
+    settings = load_settings(config)
+    engine = store.connect(settings.audit.database.dsn, application=application, pool=2)
+    try:
+        yield Database(settings, engine)
+    except store.WrongJurisdictionError as fault:
+        fail(Exit.NO, f"{config}: {fault}")
+    except store.MismatchError as fault:
+        fail(Exit.DEPENDENCY, str(fault))
+    except sa.exc.SQLAlchemyError as fault:
+        fail(Exit.DEPENDENCY, f"the audit database does not answer: {words(fault)}")
+    finally:
+        engine.dispose()
+
+
+def words(fault: sa.exc.SQLAlchemyError) -> str:
+    """The driver's class, SQLSTATE and first line: libpq names host and port in it, never the password."""
+    cause = getattr(fault, "orig", None) or fault
+    first = next(iter(str(cause).splitlines()), "")
+    return " ".join(filter(None, [type(cause).__name__, getattr(cause, "sqlstate", None), first]))
+
+
+def sealer_of(settings: Settings) -> ContentSealer:
+    """Opens and seals content; exit 2 where the key file cannot be used."""
+    path = settings.audit.database.key_file or settings.audit.journal.key_file
+    try:
+        return ContentSealer(path.read_bytes())
+    except OSError as fault:
+        fail(Exit.USAGE, f"{path}: {fault.strerror}")
+    except ValueError as fault:
+        fail(Exit.USAGE, f"{path}: {fault}")
