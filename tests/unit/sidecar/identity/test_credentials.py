@@ -1,0 +1,77 @@
+"""Exactly one credential, or the reason why not."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.core.model import Credential, Denial
+from sidecar.core.reasons import Reason
+from sidecar.identity.credentials import MAX_CREDENTIAL, extract
+
+MISSING, AMBIGUOUS = Reason.CREDENTIAL_MISSING, Reason.CREDENTIAL_AMBIGUOUS
+KEY = "wdn_live_000000000000_" + "a" * 49
+
+
+@pytest.mark.parametrize(
+    ("headers", "kind", "value"),
+    [
+        ([("authorization", "Bearer a.b.c")], "jwt", b"a.b.c"),
+        ([(b"Authorization", b"bearer a.b.c")], "jwt", b"a.b.c"),
+        ([("authorization", "  BEARER   a.b.c\t")], "jwt", b"a.b.c"),
+        ([("authorization", f"Bearer {KEY}")], "api_key", KEY.encode()),
+        ([("x-api-key", KEY)], "api_key", KEY.encode()),
+        ([("X-API-Key", "hello")], "api_key", b"hello"),
+        ([("user-agent", "x"), ("x-api-key", KEY), ("te", "trailers")], "api_key", KEY.encode()),
+        ([("authorization", "Bearer naïve")], "jwt", "naïve".encode()),
+    ],
+)
+def test_finds_the_one_credential(headers: list[tuple[str, str]], kind: str, value: bytes) -> None:
+    found = extract(headers)
+    assert isinstance(found, Credential)
+    assert (found.kind, found.secret.reveal()) == (kind, value)
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ([], MISSING),
+        ([("user-agent", "x")], MISSING),
+        ([("authorization", "")], MISSING),
+        ([("authorization", "Bearer")], MISSING),
+        ([("authorization", "Bearer   ")], MISSING),
+        ([("authorization", "Basic YTpi")], MISSING),
+        ([("authorization", "DPoP a.b.c")], MISSING),
+        ([("authorization", "a.b.c")], MISSING),
+        ([("authorization", "Bearera.b.c")], MISSING),
+        ([("authorization", "Bearer\ta.b.c")], MISSING),
+        ([("x-api-key", " ")], MISSING),
+        ([("authorization", "Bearer a.b.c"), ("authorization", "Bearer a.b.c")], AMBIGUOUS),
+        ([("authorization", "Bearer a.b.c"), ("Authorization", "Basic YTpi")], AMBIGUOUS),
+        ([("authorization", "Bearer a.b.c"), ("x-api-key", KEY)], AMBIGUOUS),
+        ([("x-api-key", KEY), ("authorization", "Basic YTpi")], AMBIGUOUS),
+        ([("x-api-key", KEY), ("x-api-key", "")], AMBIGUOUS),
+        ([("authorization", "Bearer a.b.c, Bearer d.e.f")], AMBIGUOUS),
+        ([("x-api-key", f"{KEY},{KEY}")], AMBIGUOUS),
+        ([("authorization-bin", "QmVhcmVy")], AMBIGUOUS),
+        ([("authorization", "Bearer a.b.c"), ("authorization-bin", "QmVhcmVy")], AMBIGUOUS),
+        ([("X-Api-Key-Bin", b"QmVhcmVy")], AMBIGUOUS),
+        ([("authorization", "Bearer " + "a" * (MAX_CREDENTIAL + 1))], Reason.TOKEN_MALFORMED),
+        ([("x-api-key", "wdn_" + "a" * MAX_CREDENTIAL)], Reason.KEY_UNKNOWN),
+    ],
+)
+def test_refuses_none_two_and_unclear_ones(headers: list[tuple[str, str]], reason: Reason) -> None:
+    found = extract(headers)
+    assert isinstance(found, Denial)
+    assert found.reason is reason
+
+
+def test_takes_the_longest_credential_there_may_be() -> None:
+    found = extract([("authorization", "Bearer " + "a" * MAX_CREDENTIAL)])
+    assert isinstance(found, Credential)
+
+
+def test_a_refusal_repeats_nothing_of_the_credential() -> None:
+    for headers in ([("authorization", "Basic c2VjcmV0")], [("x-api-key", "c2VjcmV0,c2VjcmV0")]):
+        found = extract(headers)
+        assert isinstance(found, Denial)
+        assert "c2VjcmV0" not in repr(found)

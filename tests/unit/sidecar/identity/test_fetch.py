@@ -1,0 +1,132 @@
+"""Fetching over a real loopback server: bounds on size, time and redirects."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from sidecar.identity.fetch import MAX_BYTES, FileFetch, Unchanged, UrlFetch, fetch_from
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def serving(answer: Answer) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/jwks"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def body(data: bytes) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        with suppress(ConnectionError):  # the client has read as much as it wants
+            handler.wfile.write(data)
+
+    return answer
+
+
+def redirect(to: str) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path == "/there":
+            body(b"found")(handler)
+            return
+        handler.send_response(302)
+        handler.send_header("location", to)
+        handler.end_headers()
+
+    return answer
+
+
+def fetched(answer: Answer) -> bytes | Unchanged | str:
+    with serving(answer) as url:
+        return UrlFetch(url, lambda: 0.0)()
+
+
+def test_the_bytes_once_then_unchanged_until_forgotten() -> None:
+    with serving(body(b"keys")) as url:
+        fetch = UrlFetch(url, lambda: 0.0)
+        assert fetch() == b"keys"
+        assert isinstance(fetch(), Unchanged)
+        fetch.forget()
+        assert fetch() == b"keys"
+
+
+def test_no_more_is_read_than_the_bound() -> None:
+    assert fetched(body(b"k" * MAX_BYTES)) == b"k" * MAX_BYTES
+    assert "longer than" in str(fetched(body(b"k" * (MAX_BYTES + 1))))
+
+
+def test_a_server_that_drips_is_left() -> None:
+    ticks = itertools.count(0, 6.0)  # each look at the clock finds six seconds gone
+    with serving(body(b"k" * 300)) as url:
+        assert "still sending" in str(UrlFetch(url, lambda: float(next(ticks)))())
+
+
+def test_an_error_status_is_a_fault() -> None:
+    assert "HTTP 500" in str(fetched(lambda handler: handler.send_error(500)))
+
+
+def test_a_redirect_of_the_same_scheme_is_followed() -> None:
+    assert fetched(redirect("/there")) == b"found"
+
+
+@pytest.mark.parametrize("to", ["https://127.0.0.1/there", "file:///etc/passwd", "http://issuer.example/jwks"])
+def test_a_redirect_elsewhere_is_not(to: str) -> None:
+    assert "HTTP 302" in str(fetched(redirect(to)))
+
+
+def test_a_loop_of_redirects_ends() -> None:
+    assert "HTTP 302" in str(fetched(redirect("/jwks")))
+
+
+def test_nobody_listening_is_a_fault() -> None:
+    with serving(body(b"")) as url:
+        gone = url
+    assert isinstance(UrlFetch(gone, lambda: 0.0)(), str)
+
+
+def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    fetch = FileFetch(path)
+    assert "No such file" in str(fetch())
+    path.write_bytes(b"one")
+    assert fetch() == b"one"
+    assert isinstance(fetch(), Unchanged)
+    path.write_bytes(b"two")
+    assert fetch() == b"two"
+    path.unlink()
+    assert isinstance(fetch(), str)
+
+
+def test_a_huge_file_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_bytes(b"k" * (MAX_BYTES * 2))
+    data = FileFetch(path)()
+    assert isinstance(data, bytes)
+    assert len(data) == MAX_BYTES + 1  # enough for the parser to refuse it
+
+
+def test_a_location_is_a_file_unless_it_is_a_url() -> None:
+    assert isinstance(fetch_from("keys.json", lambda: 0.0), FileFetch)
+    assert isinstance(fetch_from("https://issuer.example/jwks", lambda: 0.0), UrlFetch)

@@ -1,0 +1,56 @@
+"""The door dispatches by kind, and drags nothing heavy behind it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from sidecar.core.model import Denial, Principal, Secret
+from sidecar.core.reasons import Reason
+from sidecar.identity import keys
+from sidecar.identity.identify import Identifier
+from sidecar.identity.jwt import TokenVerifier
+from sidecar.identity.keys import KeyRing, KeySnapshot
+from tests.support.identity import NOW, claims, credential, generate, issuer, jwk, jwks, key_row, seeded, sign, source
+
+PEPPER = Secret(b"p" * 32)
+KEY = keys.generate("live", seeded(1))
+SIGNER = generate("EdDSA")
+
+
+def identifier(*, ring: bool = True) -> Identifier:
+    made = KeyRing(PEPPER, "live", max_age=60)
+    made.install(KeySnapshot({KEY.id: key_row(KEY.id, keys.mac(PEPPER, KEY.secret))}, NOW))
+    tokens = TokenVerifier([(issuer(), source(jwks(jwk(SIGNER, "k")), ("EdDSA",)))])
+    return Identifier(tokens, made if ring else None)
+
+
+def test_both_kinds() -> None:
+    by_key = identifier().identify(credential("api_key", KEY.text().encode()), NOW)
+    token = sign(SIGNER, "EdDSA", {"alg": "EdDSA", "kid": "k"}, claims())
+    by_token = identifier().identify(credential("jwt", token), NOW)
+    assert isinstance(by_key, Principal)
+    assert isinstance(by_token, Principal)
+    assert (by_key.kind, by_token.kind) == ("api_key", "jwt")
+
+
+def test_without_a_ring_no_key_is_known() -> None:
+    found = identifier(ring=False).identify(credential("api_key", KEY.text().encode()), NOW)
+    assert isinstance(found, Denial)
+    assert found.reason is Reason.KEY_UNKNOWN
+
+
+def test_a_third_kind_is_our_own_bug() -> None:
+    with pytest.raises(AssertionError):
+        identifier().identify(credential("ticket", b"x"), NOW)
+
+
+def test_the_request_path_imports_neither_sqlalchemy_nor_grpc() -> None:
+    code = (
+        "import sys, sidecar.identity.identify, sidecar.identity.refresh, sidecar.identity.credentials\n"
+        "print([name for name in ('sqlalchemy', 'grpc', 'asyncpg') if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,280 @@
+"""All five quotas together: order, words, retry times, observing, new limits in mid-flight, forgetting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sidecar.core.model import Demand, Denial, Instant, Limits, Quantity, RequestRate, Reservation, Usage
+from sidecar.core.reasons import REASONS, Code, Reason
+from sidecar.quotas.local import REASON_OF, LocalQuotas, _size
+
+GIB = 2**30
+SECOND = 1_000_000_000
+NOTHING = Demand()
+
+
+def at(seconds: float) -> Instant:
+    ns = round(seconds * SECOND)
+    return Instant(1_800_000_000 * SECOND + ns, ns)
+
+
+def reserve(
+    quotas: LocalQuotas, limits: Limits, demand: Demand = NOTHING, when: float = 0.0, *, tenant: str = "acme"
+) -> Reservation | Denial:
+    return quotas.reserve(tenant, "chat", limits, demand, at(when), enforce=True)
+
+
+def held(found: Reservation | Denial) -> Reservation:
+    assert isinstance(found, Reservation), found
+    return found
+
+
+def refused(found: Reservation | Denial) -> Denial:
+    assert isinstance(found, Denial), found
+    return found
+
+
+def test_every_quantity_has_its_reason() -> None:
+    assert set(REASON_OF) == set(Quantity)
+    assert {REASONS[reason].code for reason in REASON_OF.values()} == {Code.RESOURCE_EXHAUSTED}
+
+
+def test_no_limits_no_refusals() -> None:
+    quotas = LocalQuotas()
+    for _ in range(100):
+        held(reserve(quotas, Limits(), Demand(10**9, 10**15, 10**15)))
+    assert quotas.in_flight("acme") == 100
+    assert quotas.held("acme") == (100 * 10**15, 100 * 10**15)
+
+
+@pytest.mark.parametrize(
+    ("limits", "demand", "before", "reason", "detail", "limit"),
+    [
+        (
+            Limits(requests=RequestRate(5, 2)),
+            NOTHING,
+            2,
+            Reason.RATE_REQUESTS,
+            "request rate 5/s, burst 2",
+            "5/s, burst 2",
+        ),
+        (
+            Limits(tokens_per_minute=60_000),
+            Demand(tokens=40_000),
+            1,
+            Reason.RATE_TOKENS,
+            "token budget 60000 per minute; this call asks for 40000 tokens",
+            "60000 per minute",
+        ),
+        (Limits(concurrency=3), NOTHING, 3, Reason.CONCURRENCY, "concurrency 3 at once", "3 at once"),
+        (
+            Limits(kv_bytes=8 * GIB),
+            Demand(kv_bytes=3 * GIB),
+            2,
+            Reason.MEMORY_KV,
+            "KV-cache memory 8GiB; this call asks for 3GiB",
+            "8GiB",
+        ),
+        (
+            Limits(tensor_bytes=GIB // 2),
+            Demand(tensor_bytes=GIB // 2),
+            1,
+            Reason.MEMORY_TENSOR,
+            "tensor memory 512MiB; this call asks for 512MiB",
+            "512MiB",
+        ),
+    ],
+)
+def test_a_refusal_names_limit_and_value(
+    limits: Limits, demand: Demand, before: int, reason: Reason, detail: str, limit: str
+) -> None:
+    quotas = LocalQuotas()
+    for _ in range(before):
+        held(reserve(quotas, limits, demand))
+    denial = refused(reserve(quotas, limits, demand))
+    quantity = next(each for each, mapped in REASON_OF.items() if mapped is reason)
+    assert (denial.reason, denial.detail, denial.rule) == (reason, detail, f"quota:{quantity}")
+    assert denial.retry_after is not None
+    assert dict(denial.metadata) == {
+        "quota_subject": "tenant:acme",
+        "quota_description": detail,
+        "quota": quantity.value,
+        "limit": limit,
+    }
+
+
+@pytest.mark.parametrize(
+    ("limits", "demand", "reason"),
+    [
+        (Limits(requests=RequestRate(5, 0)), NOTHING, Reason.RATE_REQUESTS),
+        (Limits(tokens_per_minute=100), Demand(tokens=101), Reason.RATE_TOKENS),
+        (Limits(concurrency=0), NOTHING, Reason.CONCURRENCY),
+        (Limits(kv_bytes=100), Demand(kv_bytes=101), Reason.MEMORY_KV),
+        (Limits(tensor_bytes=100), Demand(tensor_bytes=101), Reason.MEMORY_TENSOR),
+    ],
+)
+def test_what_can_never_fit_says_so_and_names_no_time(limits: Limits, demand: Demand, reason: Reason) -> None:
+    denial = refused(reserve(LocalQuotas(), limits, demand))
+    assert (denial.reason, denial.retry_after) == (reason, None)
+    assert "can never fit" in denial.detail
+
+
+def test_exactly_the_limit_fits() -> None:
+    limits = Limits(RequestRate(1, 1), 100, 1, 100, 100)
+    held(reserve(LocalQuotas(), limits, Demand(100, 100, 100)))
+
+
+def test_the_retry_time_is_exact_to_the_millisecond() -> None:
+    limits = Limits(requests=RequestRate(3, 1), tokens_per_minute=7_000)
+    quotas = LocalQuotas()
+    held(reserve(quotas, limits, Demand(tokens=6_999)))
+    denial = refused(reserve(quotas, limits, Demand(tokens=1_000), 0.1))
+    assert denial.reason is Reason.RATE_REQUESTS  # the first in order, but with the time by which both fit
+    assert denial.retry_after is not None
+    passes = 0.1 + denial.retry_after
+    assert isinstance(reserve(quotas, limits, Demand(tokens=1_000), passes - 0.001), Denial)
+    held(reserve(quotas, limits, Demand(tokens=1_000), passes))
+
+
+def test_what_can_never_fit_is_told_before_what_only_has_to_wait() -> None:
+    limits = Limits(requests=RequestRate(1, 1), kv_bytes=100)
+    quotas = LocalQuotas()
+    held(reserve(quotas, limits))
+    assert refused(reserve(quotas, limits, Demand(kv_bytes=101))).reason is Reason.MEMORY_KV
+    assert refused(reserve(quotas, limits, Demand(kv_bytes=100))).reason is Reason.RATE_REQUESTS
+
+
+def test_all_or_none() -> None:
+    """A call refused by the last quota has taken nothing from the first."""
+    limits = Limits(RequestRate(1, 2), 100, 5, 100, 100)
+    quotas = LocalQuotas()
+    held(reserve(quotas, limits, Demand(10, 10, 100)))
+    for _ in range(10):
+        assert refused(reserve(quotas, limits, Demand(10, 10, 1))).reason is Reason.MEMORY_TENSOR
+    assert quotas.in_flight("acme") == 1
+    assert quotas.held("acme") == (10, 100)
+    held(reserve(quotas, limits, Demand(90, 90, 0)))
+
+
+def test_settling_gives_back_all_but_the_tokens_that_were_used() -> None:
+    limits = Limits(tokens_per_minute=1000, concurrency=1, kv_bytes=100, tensor_bytes=100)
+    quotas = LocalQuotas()
+    first = held(reserve(quotas, limits, Demand(1000, 100, 100)))
+    quotas.settle(first, Usage(input_tokens=100, output_tokens=200), at(0))
+    assert quotas.in_flight("acme") == 0
+    assert quotas.held("acme") == (0, 0)
+    held(reserve(quotas, limits, Demand(700, 100, 100)))
+    assert refused(reserve(quotas, Limits(tokens_per_minute=1000), Demand(1))).retry_after == 0.06
+
+
+def test_settling_twice_is_our_bug() -> None:
+    quotas = LocalQuotas()
+    first = held(reserve(quotas, Limits(), NOTHING))
+    quotas.settle(first, Usage(), at(0))
+    with pytest.raises(RuntimeError):
+        quotas.settle(first, Usage(), at(0))
+
+
+def test_tenants_share_nothing() -> None:
+    limits = Limits(RequestRate(1, 1), 100, 1, 100, 100)
+    quotas = LocalQuotas()
+    demand = Demand(100, 100, 100)
+    held(reserve(quotas, limits, demand, tenant="acme"))
+    alone = refused(reserve(quotas, limits, demand, tenant="acme"))
+    for number in range(50):
+        held(reserve(quotas, limits, demand, tenant=f"other-{number}"))
+    assert refused(reserve(quotas, limits, demand, tenant="acme")) == alone
+
+
+def test_observing_never_refuses_and_says_what_enforcing_would_have() -> None:
+    limits = Limits(requests=RequestRate(1, 1), concurrency=1)
+    quotas = LocalQuotas()
+    overs = [
+        held(quotas.reserve("acme", "chat", limits, NOTHING, at(when), enforce=False)).over
+        for when in (0.0, 0.5, 1.0, 1.5)
+    ]
+    assert [None if over is None else over.reason for over in overs] == [
+        None,
+        Reason.RATE_REQUESTS,
+        Reason.CONCURRENCY,
+        Reason.CONCURRENCY,
+    ]
+    assert quotas.in_flight("acme") == 4
+
+
+def test_observed_calls_return_what_they_held() -> None:
+    limits = Limits(tokens_per_minute=100, kv_bytes=10)
+    quotas = LocalQuotas()
+    made = [held(quotas.reserve("acme", "chat", limits, Demand(60, 10, 5), at(0), enforce=False)) for _ in range(3)]
+    assert [each.over is None for each in made] == [True, False, False]
+    for each in made:
+        quotas.settle(each, Usage(input_tokens=60), at(0))
+    assert quotas.in_flight("acme") == 0
+    assert quotas.held("acme") == (0, 0)
+    held(reserve(quotas, limits, Demand(tokens=40)))  # only the first took from the budget
+
+
+def test_new_limits_in_mid_flight_keep_the_balances() -> None:
+    quotas = LocalQuotas()
+    wide = Limits(concurrency=10, kv_bytes=1000)
+    running = [held(reserve(quotas, wide, Demand(kv_bytes=100))) for _ in range(5)]
+    narrow = Limits(concurrency=5, kv_bytes=400, tokens_per_minute=100)
+    assert refused(reserve(quotas, narrow, Demand(kv_bytes=100))).reason is Reason.CONCURRENCY
+    quotas.settle(running.pop(), Usage(output_tokens=10**6), at(0))
+    assert refused(reserve(quotas, narrow, Demand(kv_bytes=100))).reason is Reason.MEMORY_KV
+    quotas.settle(running.pop(), Usage(), at(0))
+    # What was admitted before there was a budget is not charged to it.
+    running.append(held(reserve(quotas, narrow, Demand(tokens=100, kv_bytes=100))))
+    assert refused(reserve(quotas, narrow, Demand(tokens=1))).reason is Reason.RATE_TOKENS
+    for each in running:
+        quotas.settle(each, Usage(), at(0))
+    assert quotas.in_flight("acme") == 0
+    assert quotas.held("acme") == (0, 0)
+    held(reserve(quotas, narrow, Demand(tokens=100)))
+
+
+def test_equal_limits_from_a_new_bundle_change_nothing() -> None:
+    limits = Limits(RequestRate(1, 2), 100)
+    quotas = LocalQuotas()
+    held(reserve(quotas, limits, Demand(tokens=50)))
+    again = replace(limits, requests=RequestRate(1, 2))
+    held(reserve(quotas, again, Demand(tokens=50)))
+    assert refused(reserve(quotas, again)).reason is Reason.RATE_REQUESTS
+
+
+def test_idle_tenants_are_forgotten_and_busy_ones_kept() -> None:
+    limits = Limits(RequestRate(1000, 1), 1000, 1)
+    quotas = LocalQuotas()
+    busy = held(reserve(quotas, limits, tenant="busy"))
+    for number in range(10_000):
+        when = 1 + number / 100
+        quotas.settle(held(reserve(quotas, limits, when=when, tenant=f"t{number}")), Usage(), at(when))
+    assert len(quotas) < 10
+    assert "busy" in quotas.tenants()
+    quotas.settle(busy, Usage(), at(200))
+    assert quotas.in_flight("busy") == 0
+
+
+def test_tenants_that_owe_are_not_forgotten() -> None:
+    limits = Limits(tokens_per_minute=60)
+    quotas = LocalQuotas()
+    for number in range(100):
+        spender = held(reserve(quotas, limits, Demand(tokens=60), tenant=f"t{number}"))
+        quotas.settle(spender, Usage(output_tokens=60), at(0))
+    for number in range(100):
+        assert refused(reserve(quotas, limits, Demand(tokens=1), tenant=f"t{number}")).reason is Reason.RATE_TOKENS
+
+
+def test_reservations_of_other_quotas_are_our_bug() -> None:
+    with pytest.raises(AssertionError):
+        LocalQuotas().settle(Reservation("acme", "chat", NOTHING, at(0)), Usage(), at(0))
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0B"), (1023, "1023B"), (1024, "1KiB"), (8 * GIB, "8GiB"), (GIB + GIB // 2, "1.5GiB"), (2**50, "1024TiB")],
+)
+def test_sizes_read_as_they_are_configured(count: int, words: str) -> None:
+    assert _size(count) == words
