@@ -9,7 +9,7 @@ def scalar(request, name):
 
 
 class TritonPythonModel:
-    def initialize(self, args):
+    def initialize(self, _args):
         self.totals = {}
 
     def execute(self, requests):
@@ -26,4 +26,6 @@ class TritonPythonModel:
             self.totals.pop(sequence, None)
         else:
             self.totals[sequence] = total
-        return pb_utils.InferenceResponse(output_tensors=[pb_utils.Tensor("total", np.array([[total]], dtype=np.int32))])
+        return pb_utils.InferenceResponse(
+            output_tensors=[pb_utils.Tensor("total", np.array([[total]], dtype=np.int32))]
+        )
