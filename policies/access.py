@@ -150,12 +150,12 @@ def _uid(kind: str, name: str) -> dict[str, str]:
 
 
 def compile_access(
-    sources: Mapping[str, bytes], tenants: Collection[str], groups: Collection[str]
+    sources: Mapping[str, bytes], tenants: Collection[str], groups: Collection[str] | None
 ) -> Access | list[Problem]:
     """Every policy of every file, in file order, or all that is wrong with them.
 
     Each policy needs an ``@id`` of its own, because a refusal names it; tenants and groups it names must be in the
-    bundle, because a rule about a misspelt tenant would silently never apply.
+    bundle, because a rule about a misspelt tenant would silently never apply (None: not known, so not checked).
     """
     problems: list[Problem] = []
     known: dict[str, Statement] = {}
@@ -260,8 +260,9 @@ def _parse(statement: Statement, problems: list[Problem]) -> dict[str, Any] | No
 def _invalid(statement: Statement) -> Iterable[Problem]:
     """What the schema has against a policy: one problem a place, since Cedar tells each of them for every action."""
     found: dict[tuple[int, int], Problem] = {}
-    for error in cedarpy.validate_policies(statement.text, _SCHEMA).errors:
-        message = _PREFIX.sub("", error.error)
+    # Sorted, because Cedar tells them in any order.
+    errors = cedarpy.validate_policies(statement.text, _SCHEMA).errors
+    for message in sorted(_PREFIX.sub("", error.error) for error in errors):
         problem = _problem(statement, message, _near(message))
         found.setdefault((problem.line, problem.column), problem)
     return found.values()
@@ -290,7 +291,7 @@ def _named(
 
 
 def _unknown_names(
-    statement: Statement, policy: Mapping[str, Any], names: Mapping[str, Collection[str]]
+    statement: Statement, policy: Mapping[str, Any], names: Mapping[str, Collection[str] | None]
 ) -> Iterator[Problem]:
     for kind, name in _literals(policy):
         known = names.get(kind)

@@ -250,7 +250,7 @@ class _Compiler:
     def _access(self, models: Mapping[str, ModelProfile] | None) -> Access | list[Problem]:
         # Names are checked against the files' names, so that one broken tenant doesn't make a second problem here.
         tenants = {Path(name).stem for name in self._in("tenants")}
-        groups = {group for model in (models or {}).values() for group in model.groups}
+        groups = None if models is None else {group for model in models.values() for group in model.groups}
         access = compile_access({name: self._files[name] for name in self._in("access")}, tenants, groups)
         if isinstance(access, list):
             self._problems += access

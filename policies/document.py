@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel, model_validator
 
 from policies.units import Rate, Size
 from sidecar.core.model import Contract
@@ -58,6 +58,13 @@ def _days(value: Any) -> int | None:
     if match is None:
         raise ValueError("is not a retention; write whole days such as 400d, or unlimited")
     return int(match[1])
+
+
+def _redacted(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Nothing redacts yet, and a rule that isn't kept must not be accepted."""
+    if value:
+        raise ValueError("this version redacts nothing; leave it out")
+    return value
 
 
 def _expectation(value: Any) -> Any:
@@ -200,8 +207,7 @@ class AuditDoc(_Doc):
     level: Literal["full", "prompt", "metadata"]
     retention: Annotated[int | None, BeforeValidator(_days)]  # days
     durability: Literal["batch", "strict"] | None = None
-    # Bounded at none until the shipper redacts: a rule that isn't kept must not be accepted.
-    redact: tuple[str, ...] = Field(default=(), max_length=0)
+    redact: Annotated[tuple[str, ...], AfterValidator(_redacted)] = ()
     searchable: bool = Field(default=False, strict=True)
 
 

@@ -53,10 +53,11 @@ def read_files(directory: Path) -> dict[str, bytes] | list[Problem]:
 
 def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
     """Two levels: the directory and the folders in it. A folder in a folder is told as a file that can't be read."""
+    root = directory.resolve()
     for entry in sorted(directory.iterdir()):
         if entry.name.startswith("."):
             continue
-        if entry.is_dir():
+        if entry.is_dir() and entry.resolve().is_relative_to(root):
             for inner in sorted(entry.iterdir()):
                 if not inner.name.startswith(".") and inner.suffix != ".md":
                     yield f"{entry.name}/{inner.name}", inner
@@ -65,13 +66,13 @@ def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _read(root: Path, name: str, path: Path) -> bytes | Problem:
-    if not _belongs(name):
-        return Problem(name, 1, 1, "", f"not part of a bundle{suggest(name, _names(name))}")
     try:
         # Kubernetes mounts a ConfigMap as links inside the directory: those are followed, others are not.
         real = path.resolve(strict=True)
         if not real.is_relative_to(root):
             return Problem(name, 1, 1, "", "a link that leaves the bundle")
+        if not _belongs(name):
+            return Problem(name, 1, 1, "", f"not part of a bundle{suggest(name, _names(name))}")
         if not stat.S_ISREG(real.stat().st_mode):
             return Problem(name, 1, 1, "", "not a file")
         with real.open("rb") as file:

@@ -17,7 +17,7 @@ from sidecar.core.reasons import Reason
 
 __all__ = ["LoadedPolicy", "Step"]
 
-# At most 4096 × (a model name of 256 + a data class of 64 + a principal's name of 256 characters), so 4 MB.
+# At most 4096 × (a model's name of 256 + a declared data class of 64 + a principal's name of 256 characters): 4 MB.
 MAX_VERDICTS: Final = 4096
 PRINCIPAL_NAME_LENGTH: Final = 256
 
@@ -108,13 +108,20 @@ class LoadedPolicy:
 
     def _remember(self, key: _Key, principal: Principal, call: Call, head: Head) -> Verdict | Denial:
         found = self._decide(principal, call, head, [])
-        short = len(head.model) <= MODEL_NAME_LENGTH and len(call.data_class) <= DATA_CLASS_LENGTH
-        if short and not (self._by_name and len(principal.name) > PRINCIPAL_NAME_LENGTH):
+        if not self._made_up(found, principal, call):
             if len(self._verdicts) >= MAX_VERDICTS:
                 # Whole rather than one by one: it costs a few thousand evaluations, and no lock on the way there.
                 self._verdicts = {}
             self._verdicts[key] = found
         return found
+
+    def _made_up(self, found: Verdict | Denial, principal: Principal, call: Call) -> bool:
+        """Whether a caller may have invented what was asked about: such answers would only push out the others."""
+        if isinstance(found, Denial) and found.reason in (Reason.TENANT_UNKNOWN, Reason.MODEL_NOT_FOUND):
+            return True
+        declared = self._bundle.tenants[principal.tenant].residency.classes
+        undeclared = bool(call.data_class) and call.data_class not in declared
+        return undeclared or (self._by_name and len(principal.name) > PRINCIPAL_NAME_LENGTH)
 
     # --- the decision ----------------------------------------------------------------------------------------------
 

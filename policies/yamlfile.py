@@ -219,6 +219,8 @@ class _Builder:
 
     def _value(self, event: Event, events: Iterator[Event], path: KeyPath) -> Any:
         where = _mark(event.start_mark)
+        if isinstance(event, ScalarEvent) and event.style is None and event.value == "":
+            where = self.keys.get(path, where)  # nothing is written: the parser's mark is at whatever comes next
         self.values[path] = where
         if isinstance(event, AliasEvent):
             self.note(where, path, f"alias *{event.anchor}: anchors and aliases are not allowed")
@@ -296,21 +298,29 @@ def _problem(model: type[BaseModel], document: Document, error: ErrorDetails) ->
         case "list_type" | "tuple_type" | "set_type" | "frozen_set_type":
             message = "should be a list"
         case _:
-            at_key = "[key]" in error["loc"]
+            # What is wrong with a mapping or a list as a whole is told at its name, where people look for it.
+            at_key = "[key]" in error["loc"] or isinstance(_value_at(document, path), dict | list)
             message = _message(document, path, error)
     return document.problem(path, message, at_key=at_key)
 
 
 def _message(document: Document, path: KeyPath, error: ErrorDetails) -> str:
     """Pydantic's own words without its grammar. The value itself isn't repeated: it may be a secret."""
-    message = error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ").removeprefix("Input ")
+    message = error["msg"]
+    for grammar in ("Value error, ", "Assertion failed, ", "Input ", "String "):
+        message = message.removeprefix(grammar)
     if error["type"] in ("literal_error", "enum"):
         expected = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
-        value = document.data
-        for part in path:
-            value = value[part]
+        value = _value_at(document, path)
         message += suggest(value, expected) if isinstance(value, str) else ""
     return message
+
+
+def _value_at(document: Document, path: KeyPath) -> Any:
+    value = document.data
+    for part in path:
+        value = value[part]
+    return value
 
 
 def _locate(document: Document, loc: tuple[str | int, ...]) -> KeyPath:

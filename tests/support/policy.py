@@ -22,8 +22,8 @@ class FakePolicy:
     """``ports.Policy`` that allows everything, but what ``denials`` holds by tenant; remembers what it was asked."""
 
     digest: str = "sha256:fake"
-    limits: Limits = Limits()
-    audit: AuditRule = AuditRule()
+    limits: Limits = field(default_factory=Limits)
+    audit: AuditRule = field(default_factory=AuditRule)
     profiles: Mapping[str, ModelProfile] = field(default_factory=dict)
     denials: Mapping[str, Denial] = field(default_factory=dict)
     asked: list[tuple[Principal, Call, Head]] = field(default_factory=list)

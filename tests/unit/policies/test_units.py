@@ -42,5 +42,5 @@ def test_reads(parse: Callable[[object], float], text: object, value: float) -> 
     ],
 )
 def test_refuses(parse: Callable[[object], float], text: object) -> None:
-    with pytest.raises(ValueError, match="^is not a "):
+    with pytest.raises(ValueError, match=r"^is not a "):
         parse(text)

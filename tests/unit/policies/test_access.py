@@ -1,0 +1,165 @@
+"""Cedar policies: what is refused at load and where, and what permits and forbids mean."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from policies.access import MAX_NESTING, MAX_POLICIES, MAX_POLICY_CHARS, Access, Answer, Question, compile_access
+from sidecar.core.model import Action
+
+ASKED = Question(
+    tenant="acme",
+    plan="gold",
+    name="alice",
+    kind="jwt",
+    issuer="https://issuer",
+    roles=frozenset({"tenant"}),
+    action=Action.INFER,
+    model="chat",
+    groups=("llm",),
+    region="eu-west-1",
+    jurisdiction="EU",
+    data_class="",
+    method="ModelInfer",
+)
+NO, ANY = Answer(applies=False), "principal, action, resource"
+
+
+def access(text: str, *more: str) -> Access:
+    sources = {f"access/{index}.cedar": source.encode() for index, source in enumerate((text, *more))}
+    found = compile_access(sources, {"acme", "birch"}, {"llm"})
+    assert isinstance(found, Access), [str(problem) for problem in found]
+    return found
+
+
+def told(text: str | bytes) -> list[str]:
+    data = text if isinstance(text, bytes) else text.encode()
+    found = compile_access({"a.cedar": data}, {"acme", "birch"}, {"llm"})
+    assert isinstance(found, list), "these policies should be refused"
+    return [str(problem) for problem in found]
+
+
+@pytest.mark.parametrize(
+    ("condition", "applies"),
+    [
+        ("", True),
+        ('when { principal in Tenant::"acme" }', True),
+        ('when { principal in Tenant::"birch" }', False),
+        ('when { principal == Principal::"acme/alice" }', True),
+        ('when { principal.tenant.plan == "gold" }', True),
+        ('when { principal.name like "al*" }', True),
+        ('when { principal.kind == "api_key" }', False),
+        ('when { principal.issuer == "https://issuer" }', True),
+        ('when { principal.roles.contains("admin") }', False),
+        ('when { resource in Group::"llm" }', True),
+        ('when { resource == Model::"rag" }', False),
+        ('when { context.region == "eu-west-1" && context.jurisdiction == "EU" }', True),
+        ('when { context.data_class == "phi" }', False),
+        ('when { context.method == "ModelInfer" }', True),
+        ('unless { action == Action::"infer" }', False),
+    ],
+)
+def test_a_policy_sees_the_whole_question(condition: str, *, applies: bool) -> None:
+    answer = Answer(applies, "x" if applies else "")
+    assert access(f'@id("x") forbid({ANY}) {condition};').forbidden(ASKED) == answer
+    assert access(f'@id("x") permit({ANY}) {condition};').grants(ASKED) == answer
+
+
+def test_nothing_is_granted_or_forbidden_without_policies() -> None:
+    empty = access("")
+    assert (empty.grants(ASKED), empty.forbidden(ASKED)) == (NO, NO)
+    assert access(f'@id("p") permit({ANY});').forbidden(ASKED) == NO
+    assert access(f'@id("f") forbid({ANY});').grants(ASKED) == NO
+
+
+def test_of_several_that_apply_the_first_is_named() -> None:
+    found = access(f'@id("z") forbid({ANY});', f'@id("a") forbid({ANY});')
+    assert found.forbidden(ASKED) == Answer(applies=True, rule="z")
+
+
+def test_the_server_itself_can_be_asked_about() -> None:
+    found = access('@id("m") forbid(principal, action == Action::"manage", resource == Server::"triton");')
+    asked = replace(ASKED, action=Action.MANAGE, model="", groups=(), method="RepositoryIndex")
+    assert found.forbidden(asked) == Answer(applies=True, rule="m")
+    assert found.forbidden(replace(asked, model="chat")) == NO
+
+
+def test_a_forbid_that_cannot_be_evaluated_forbids_and_such_a_permit_grants_nothing() -> None:
+    overflow = 'when { 9223372036854775807 + context.method.contains("x") > 0 }'
+    assert told(f'@id("x") forbid({ANY}) {overflow};'), "the schema already refuses what has the wrong type"
+    condition = 'when { Tenant::"birch".plan == "gold" }'  # asked about acme, so birch is not among the entities
+    answer = access(f'@id("x") forbid({ANY}) {condition};').forbidden(ASKED)
+    assert answer.applies
+    assert "birch" in answer.fault
+    assert not access(f'@id("x") permit({ANY}) {condition};').grants(ASKED).applies
+
+
+def test_a_name_that_cedar_cannot_hold_is_a_fault_not_a_crash() -> None:
+    odd = replace(ASKED, name="\ud800")
+    assert access(f'@id("x") forbid({ANY}) when {{ context.data_class == "phi" }};').forbidden(odd).applies
+    assert not access(f'@id("x") permit({ANY});').grants(odd).applies
+
+
+@pytest.mark.parametrize(
+    ("condition", "by_name"),
+    [
+        ("", False),
+        ('when { principal in Tenant::"acme" }', False),
+        ('when { principal.roles.contains("tenant") && principal.kind == "jwt" }', False),
+        ('when { principal == Principal::"acme/alice" }', True),
+        ('when { principal.name == "alice" }', True),
+        ('when { principal has issuer && principal.issuer == "x" }', True),
+        ('when { principal["name"] == "alice" }', True),
+        ('when { [Principal::"acme/alice"].contains(principal) }', True),
+    ],
+)
+def test_knows_whether_it_matters_who_exactly_asks(condition: str, *, by_name: bool) -> None:
+    assert access(f'@id("x") forbid({ANY}) {condition};').by_name is by_name
+
+
+@pytest.mark.parametrize(
+    ("text", "problems"),
+    [
+        (f"forbid({ANY});", ['a.cedar:1:1: a policy without @id("…"); refusals name it']),
+        (f'// why\n\n  @id("")\nforbid({ANY});', ['a.cedar:3:3: a policy without @id("…"); refusals name it']),
+        (f'@id("a b") forbid({ANY});',
+         ["a.cedar:1:5: a b: an @id is letters, digits, '.', '_' and '-', at most 64"]),
+        (f'@id("allow-list") permit({ANY});',
+         ['a.cedar:1:5: allow-list: @id("allow-list") is the base permission\'s']),
+        (f'@id("x") forbid({ANY});\n@id("x") permit({ANY});',
+         ["a.cedar:2:5: x: duplicate @id, first at a.cedar:1"]),
+        (f'@id("x") forbid({ANY})\nwhen {{ context.colour == "red" }};',
+         ['a.cedar:2:16: x: attribute `colour` in context for Action::"infer" not found']),
+        ('@id("x") forbid(principal, action == Action::"infr", resource);',
+         ['a.cedar:1:38: x: unrecognized action `Action::"infr"`',
+          "a.cedar:1:1: x: unable to find an applicable action given the policy scope constraints"]),
+        ('@id("x") forbid(principal in Tenant::"acne", action, resource in Group::"lm");',
+         ['a.cedar:1:66: x: Group::"lm" is not in the bundle; did you mean "llm"?',
+          'a.cedar:1:30: x: Tenant::"acne" is not in the bundle; did you mean "acme"?']),
+        ("forbid(principal, resource);",
+         ["a.cedar:1:19: not Cedar: found the variable `resource` where the variable `action` must be used"]),
+        ('@id("x") forbid(principal == ?principal, action, resource);',
+         ["a.cedar:1:1: a template; write the principal or resource instead of a ?slot"]),
+        (f'@id("x") forbid({ANY})', ["a.cedar:1:1: a policy that doesn't end with a semicolon"]),
+        (f'@id("x") forbid({ANY}) when {{ "a }};', ["a.cedar:1:53: a string that doesn't end"]),
+        (b"// \xff\n", ["a.cedar:1:1: not UTF-8"]),
+        (f'@id("x") forbid({ANY}) when {{ ' + "(" * 5000 + "true" + ")" * 5000 + " };",
+         [f"a.cedar:1:{53 + MAX_NESTING - 1}: nested deeper than {MAX_NESTING} brackets"]),
+        (f'@id("x") forbid({ANY}) when {{ ' + "true && " * MAX_POLICY_CHARS + "true };",
+         [f"a.cedar:1:1: a policy longer than {MAX_POLICY_CHARS} characters"]),
+        (f'@id("x") forbid({ANY}) when {{ ' + "1+" * 4000 + "1 > 0 };", ["a.cedar:1:1: nested too deeply"]),
+        ("".join(f'@id("x{n}") forbid({ANY});' for n in range(MAX_POLICIES + 1)),
+         [f"a.cedar:1:1: more than {MAX_POLICIES} policies in access/"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_bad_policy_is_told_at_its_place(text: str | bytes, problems: list[str]) -> None:
+    assert told(text) == problems
+
+
+def test_semicolons_and_slashes_in_strings_are_text() -> None:
+    found = access(f'@id("x") forbid({ANY}) when {{ context.data_class == "a;b//c\\";" }}; // end\n')
+    assert list(found.statements) == ["x"]
+    assert found.forbidden(replace(ASKED, data_class='a;b//c";')).applies

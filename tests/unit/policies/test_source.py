@@ -1,0 +1,117 @@
+"""The source of the current bundle: a bad one never replaces a good one."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from policies import source as source_module
+from policies.source import BundleSource, Loaded, Pod, Unchanged
+from sidecar.core.ports import Policies
+from tests.support.policy import DEMO_BUNDLE
+
+POD = Pod("eu-west-1", "EU", "EU")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DEMO_BUNDLE, tmp_path / "bundle"))
+
+
+def opened(directory: Path, pod: Pod = POD) -> BundleSource:
+    found = BundleSource.open(directory, pod)
+    assert isinstance(found, BundleSource), found
+    return found
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_it_is_the_port(directory: Path) -> None:
+    policies: Policies = opened(directory)
+    assert policies.current().digest.startswith("sha256:")
+
+
+def test_nothing_starts_on_a_bad_bundle_or_in_an_unknown_place(directory: Path) -> None:
+    found = BundleSource.open(directory, Pod("eu-west-2", "EU", None))
+    assert isinstance(found, list)
+    assert "eu-west-2 is not in the bundle" in str(found[0])
+    (directory / "plans.yaml").unlink()
+    assert isinstance(BundleSource.open(directory, POD), list)
+
+
+def test_a_good_change_is_taken_whole(directory: Path) -> None:
+    source = opened(directory)
+    old = source.current()
+    assert isinstance(source.reload(), Unchanged)
+    edit(directory / "tenants" / "dormant.yaml", "suspended", "active")
+    found = source.reload()
+    assert isinstance(found, Loaded)
+    assert found.previous == old.digest != found.policy.digest
+    assert source.current() is found.policy
+    assert source.current().bundle.tenants["dormant"].active
+    assert not old.bundle.tenants["dormant"].active, "a call that is being decided keeps the bundle it began with"
+    assert isinstance(source.reload(), Unchanged)
+
+
+def test_a_bad_change_is_told_once_and_changes_nothing(directory: Path) -> None:
+    source = opened(directory)
+    good = source.current()
+    edit(directory / "tenants" / "acme.yaml", "plan: gold", "plan: glod")
+    problems = source.reload()
+    assert isinstance(problems, list)
+    assert [str(problem) for problem in problems] == [
+        'tenants/acme.yaml:2:7: plan: no such plan in plans.yaml; did you mean "gold"?'
+    ]
+    assert source.reload() is problems, "the same list while nothing changed"
+    assert source.current() is good
+    edit(directory / "tenants" / "acme.yaml", "plan: glod", "plan: gold")
+    assert isinstance(source.reload(), Unchanged), "mended to what is in force"
+    assert source.current() is good
+
+
+def test_a_bundle_that_forgets_the_pod_s_region_is_bad(directory: Path) -> None:
+    source = opened(directory, Pod("us-east-1", "US", None))
+    edit(directory / "bundle.yaml", "us-east-1", "us-east-2")
+    edit(directory / "tests" / "demo.yaml", "us-east-1", "us-east-2")
+    problems = source.reload()
+    assert isinstance(problems, list)
+    assert "region us-east-1 is not in the bundle" in str(problems[0])
+
+
+def test_a_directory_that_vanishes_keeps_the_bundle(directory: Path) -> None:
+    source = opened(directory)
+    good = source.current()
+    shutil.rmtree(directory)
+    assert isinstance(source.reload(), list)
+    assert source.current() is good
+
+
+def test_a_touched_but_equal_directory_is_unchanged(directory: Path) -> None:
+    source = opened(directory)
+    good = source.current()
+    path = directory / "plans.yaml"
+    path.write_bytes(path.read_bytes())
+    assert isinstance(source.reload(), Unchanged)
+    assert source.current() is good
+
+
+def test_a_directory_that_is_being_written_is_not_half_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, edits = source_module.read_files, iter(range(2))
+
+    def while_edited(path: Path) -> object:
+        found = read(path)
+        if next(edits, None) is not None:
+            edit(directory / "plans.yaml", "gold:", "# more\ngold:")
+        return found
+
+    source = opened(directory)
+    edit(directory / "plans.yaml", "gold:", "# first\ngold:")
+    monkeypatch.setattr(source_module, "read_files", while_edited)
+    assert isinstance(source.reload(), Loaded)
+    assert source.current().bundle.files["plans.yaml"].count(b"# more") == 2, "the last edit is in it"
