@@ -26,6 +26,7 @@ class ShipReport(msgspec.Struct, frozen=True):
     oldest_unshipped_at: float | None = None
     last_error: str | None = None
     rows: int = 0
+    poisoned: int = 0
     spans_exported: int = 0
     spans_failed: int = 0
     spans_dropped: int = 0
@@ -73,6 +74,7 @@ def watch_ship(instruments: PrometheusInstruments, ship: ShipFile) -> None:
     watch("warden_ship_lag_records", lambda report: report.lag_records)
     watch("warden_ship_lag_seconds", ship.lag_seconds)
     watch("warden_shipped_records_total", lambda report: report.rows)
+    watch("warden_poisoned_records_total", lambda report: report.poisoned)
     watch("warden_spans_exported_total", lambda report: report.spans_exported)
     watch("warden_spans_failed_total", lambda report: report.spans_failed)
     watch("warden_spans_dropped_total", lambda report: report.spans_dropped)

@@ -21,6 +21,8 @@ REPORT = {
     "oldest_unshipped_at": NOW - 4.5,
     "last_error": None,
     "rows": 80,
+    "poisoned": 1,
+    "open_calls": 3,
     "spans_exported": 70,
     "spans_failed": 2,
     "database_up": True,
@@ -43,7 +45,9 @@ class Shown:
     def values(self) -> dict[str, float]:
         families: list[Family] = list(self.instruments.collect())
         samples = [sample for family in families for sample in family.samples if not sample.labels]
-        return {s.name: s.value for s in samples if s.name.startswith(("warden_ship", "warden_spans"))}
+        return {
+            s.name: s.value for s in samples if s.name.startswith(("warden_ship", "warden_spans", "warden_poisoned"))
+        }
 
 
 def test_a_fresh_report_is_shown(tmp_path: Path) -> None:
@@ -55,6 +59,7 @@ def test_a_fresh_report_is_shown(tmp_path: Path) -> None:
         "warden_ship_lag_records": 10,
         "warden_ship_lag_seconds": pytest.approx(4.5),
         "warden_shipped_records_total": 80,
+        "warden_poisoned_records_total": 1,
         "warden_spans_exported_total": 70,
         "warden_spans_failed_total": 2,
         "warden_spans_dropped_total": 0,
@@ -71,6 +76,7 @@ def test_without_a_report_it_is_down_and_the_counters_are_0(tmp_path: Path) -> N
     assert Shown(tmp_path).values() == {
         "warden_ship_up": 0,
         "warden_shipped_records_total": 0,
+        "warden_poisoned_records_total": 0,
         "warden_spans_exported_total": 0,
         "warden_spans_failed_total": 0,
         "warden_spans_dropped_total": 0,
