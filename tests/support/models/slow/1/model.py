@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -82,5 +83,5 @@ class Stream:
 def report(how, request_id, after):
     """One write of one line: O_APPEND keeps lines of several processes whole."""
     if path := os.environ.get("TEST_MODEL_REPORT"):
-        with open(path, "a") as file:
+        with Path(path).open("a") as file:
             file.write(f"{how} {request_id} after {after}\n")
