@@ -1,0 +1,115 @@
+"""``warden policy``: what goes to stdout, what to stderr, and the exit codes of DESIGN §6."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sidecar.cli.policy import app
+from tests.support.policy import DEMO_BUNDLE, demo_bundle
+
+EXPLAIN = ["explain", str(DEMO_BUNDLE), "--region", "eu-west-1"]
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, arguments)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    directory = Path(shutil.copytree(DEMO_BUNDLE, tmp_path / "bundle"))
+    path = directory / "tenants" / "acme.yaml"
+    path.write_text(path.read_text().replace("plan: gold", "plna: gold"))
+    return directory
+
+
+def test_check_passes_the_demo_s_bundle() -> None:
+    code, out, err = run("check", str(DEMO_BUNDLE))
+    assert (code, err) == (0, "")
+    assert out.endswith(f"good (4 tenants, 4 models, 1 policies, 23 cases)\n{demo_bundle().digest}\n")
+    code, out, _ = run("check", str(DEMO_BUNDLE), "--json")
+    assert (code, json.loads(out)) == (0, {"ok": True, "bundle": demo_bundle().digest, "problems": []})
+
+
+def test_check_tells_every_problem(broken: Path) -> None:
+    code, out, _ = run("check", str(broken))
+    assert code == 1
+    assert 'tenants/acme.yaml:2:1: plna: unknown key; did you mean "plan"?\n' in out
+    assert out.endswith("2 problems\n")
+    code, out, _ = run("check", str(broken), "--json")
+    told = json.loads(out)
+    assert (code, told["ok"], told["bundle"]) == (1, False, None)
+    assert told["problems"][0] == {
+        "file": "tenants/acme.yaml",
+        "line": 1,
+        "column": 1,
+        "path": "plan",
+        "message": "required, and missing",
+    }
+
+
+def test_digest() -> None:
+    digest = demo_bundle().digest
+    assert run("digest", str(DEMO_BUNDLE)) == (0, f"{digest}\n", "")
+    code, out, _ = run("digest", str(DEMO_BUNDLE), "--json")
+    assert (code, json.loads(out)) == (0, {"bundle": digest})
+
+
+def test_explain_answers_yes_and_no() -> None:
+    code, out, _ = run(*EXPLAIN, "--tenant", "acme", "--model", "chat")
+    assert code == 0
+    assert "allow  by tenants/acme.yaml:models[0]\n" in out
+    code, out, _ = run(*EXPLAIN, "--tenant", "acme", "--model", "rag", "--data-class", "phi", "--json")
+    told = json.loads(out)
+    assert (code, told["verdict"], told["reason"], told["rule"]) == (1, "deny", "POLICY_FORBIDS", "phi-not-in-rag")
+
+
+def test_cases() -> None:
+    code, out, _ = run("test", str(DEMO_BUNDLE))
+    assert code == 0
+    assert out.endswith("23 cases, 0 failed\n")
+    code, out, _ = run("test", str(DEMO_BUNDLE), "--json")
+    assert code == 0
+    assert json.loads(out)["ok"] is True
+
+
+def test_failing_cases_and_no_cases_are_a_no(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(DEMO_BUNDLE, tmp_path / "bundle"))
+    (directory / "tests" / "demo.yaml").write_text("- {tenant: x, model: y, region: eu-west-1, expect: allow}\n")
+    code, out, _ = run("test", str(directory))
+    assert code == 1
+    assert "FAIL tests/demo.yaml:1 x y eu-west-1: expected allow, got TENANT_UNKNOWN by tenants\n" in out
+    code, out, _ = run("test", str(directory), "--json")
+    assert code == 1
+    assert json.loads(out)["cases"][0]["ok"] is False
+    (directory / "tests" / "demo.yaml").unlink()
+    assert run("test", str(directory))[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check", "/nowhere/at/all"], "no such directory"),
+        (["digest", "/nowhere/at/all"], "no such directory"),
+        ([*EXPLAIN, "--tenant", "acme"], "--model"),
+        ([*EXPLAIN, "--tenant", "acme", "--model", "chat", "--action", "eat"], "should be infer, metadata or manage"),
+        ([*EXPLAIN, "--tenant", "acme", "--model", "chat", "--storage", "UE"], "jurisdiction UE is not in the bundle"),
+    ],
+)
+def test_wrong_use_is_told_on_stderr(arguments: list[str], said: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.parametrize("command", ["digest", "test", "explain"])
+def test_a_bad_bundle_decides_nothing(broken: Path, command: str) -> None:
+    more = ["--tenant", "acme", "--model", "chat", "--region", "eu-west-1"] if command == "explain" else []
+    code, out, err = run(command, str(broken), *more, "--json")
+    assert (code, out) == (2, "")
+    assert 'tenants/acme.yaml:2:1: plna: unknown key; did you mean "plan"?' in err
