@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final, assert_never
 
 import msgspec
 
 from sidecar.core.model import Contract, MalformedRequest, ModelProfile, ParameterValue
-from sidecar.triton.request import EACH_MAX, NAME, Request
+from sidecar.triton.request import EACH_MAX, NAME, REMEMBERED, REMEMBERED_BYTES, Request
 from sidecar.triton.strictjson import parse_object
 from sidecar.triton.tensors import Tensor, flags, integers, strings
 
@@ -75,44 +76,69 @@ def _multiplied(sequences: int) -> int:
 # --- vLLM: vllm_backend/src/model.py ------------------------------------------------------------------------------
 
 
+class _Sampling(msgspec.Struct, frozen=True):
+    """vLLM's sampling parameters as judged. ``requested`` None: not stated; 0: null, as many as the model can."""
+
+    requested: int | None
+    sequences: int
+    recorded: dict[str, ParameterValue]
+
+
 def _vllm(request: Request, profile: ModelProfile) -> Asked:
     text = request.tensors.get("text_input")
     if text is None:
         raise MalformedRequest("input text_input: is missing")
     prompts = strings(text)
     sampling = _vllm_sampling(request)
-    requested = min(profile.default_tokens, profile.max_tokens)
-    if "max_tokens" in sampling:
-        asked = sampling["max_tokens"]  # null: as many as the model can
-        requested = profile.max_tokens if asked is None else _at_least_one("max_tokens", asked)
-    # Only these two multiply what is generated; null is vLLM's own way to leave them out.
-    counts = [_at_least_one(name, sampling[name]) for name in ("n", "best_of") if sampling.get(name) is not None]
+    requested = sampling.requested
+    if requested is None:
+        requested = min(profile.default_tokens, profile.max_tokens)
     return Asked(
         prompts=prompts,
         prompt_tokens=sum(map(estimate_tokens, prompts)),
-        requested_tokens=requested,
-        sequences=_multiplied(max(counts, default=1)) * max(1, len(prompts)),
+        requested_tokens=requested or profile.max_tokens,
+        sequences=sampling.sequences * max(1, len(prompts)),
         streaming=_any_flag(request, "stream"),
-        sampling=_scalars(sampling),
+        sampling=sampling.recorded,
     )
 
 
-def _vllm_sampling(request: Request) -> Mapping[str, Any]:
+def _vllm_sampling(request: Request) -> _Sampling:
     """The JSON of ``sampling_parameters``; without that tensor the backend takes all request parameters instead."""
     tensor = request.tensors.get("sampling_parameters")
     if tensor is None:
-        return {
-            name: value
-            for name, value in request.parameters.items()
-            if "/" not in name and name not in RESERVED and not name.startswith("triton_")
-        }
+        return _judged(
+            {
+                name: value
+                for name, value in request.parameters.items()
+                if "/" not in name and name not in RESERVED and not name.startswith("triton_")
+            }
+        )
     documents = strings(tensor)
     if len(documents) != 1:
         raise MalformedRequest(f"input sampling_parameters: {len(documents)} strings, must be 1")
-    return parse_object(documents[0], "sampling_parameters")
+    document = documents[0]
+    return _document(document) if len(document) <= REMEMBERED_BYTES else _read_document(document)
 
 
-def _scalars(sampling: Mapping[str, Any]) -> dict[str, ParameterValue]:
+def _read_document(document: bytes) -> _Sampling:
+    return _judged(parse_object(document, "sampling_parameters"))
+
+
+_document: Final = lru_cache(REMEMBERED)(_read_document)
+
+
+def _judged(sampling: Mapping[str, Any]) -> _Sampling:
+    requested = None
+    if "max_tokens" in sampling:
+        asked = sampling["max_tokens"]
+        requested = 0 if asked is None else _at_least_one("max_tokens", asked)
+    # Only these two multiply what is generated; null is vLLM's own way to leave them out.
+    counts = [_at_least_one(name, sampling[name]) for name in ("n", "best_of") if sampling.get(name) is not None]
+    return _Sampling(requested, _multiplied(max(counts, default=1)), _recorded(sampling))
+
+
+def _recorded(sampling: Mapping[str, Any]) -> dict[str, ParameterValue]:
     """Sampling parameters as a record can hold them: numbers and texts as they are, all else as JSON text."""
     if len(sampling) > EACH_MAX:
         raise MalformedRequest(f"sampling_parameters: {len(sampling)} keys, at most {EACH_MAX}")

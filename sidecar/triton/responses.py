@@ -130,9 +130,14 @@ def _count(output: Any, raw: bytes | None) -> int | None:
     if code is None or field is None:
         return None
     if raw is None:
-        values = getattr(output.contents, field)[:SCALARS_MAX]
+        values = getattr(output.contents, field)
     else:
         width = struct.calcsize(f"<{code}")
-        values = struct.unpack_from(f"<{min(len(raw) // width, SCALARS_MAX)}{code}", raw)
+        # A whole number of counts, and no more than a batch has; more is something else by the same name.
+        if len(raw) % width or len(raw) > SCALARS_MAX * width:
+            return None
+        values = struct.unpack(f"<{len(raw) // width}{code}", raw)
+    if not 0 < len(values) <= SCALARS_MAX:
+        return None
     total = sum(values)
-    return total if values and total >= 0 else None
+    return total if total >= 0 else None
