@@ -34,6 +34,7 @@ app = typer.Typer(no_args_is_help=True, help="API keys: issue, list, show, rotat
 
 _T = TypeVar("_T")
 _STATEMENT_MS = 5_000
+_LONGEST_S = 36_500 * 86_400
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's public id: the 12 characters in its middle.")]
 
 
@@ -226,9 +227,11 @@ def _now() -> datetime:
 def _duration(option: str, value: str) -> timedelta:
     try:
         seconds = parse_duration(value)
-        return timedelta(seconds=seconds)
-    except (ValueError, OverflowError) as fault:
+    except ValueError as fault:
         fail(Exit.USAGE, f"{option}: {fault}")
+    if seconds > _LONGEST_S:
+        fail(Exit.USAGE, f"{option}: {value} is more than 100 years")
+    return timedelta(seconds=seconds)
 
 
 def _names(option: str, value: str) -> tuple[str, ...]:

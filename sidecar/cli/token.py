@@ -19,6 +19,7 @@ from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import Settings, SigningSection
 
 app = typer.Typer(no_args_is_help=True, help="Tokens: make a signing key, mint a token.")
+_LONGEST_S = 365 * 86_400
 
 
 @app.command()
@@ -88,10 +89,10 @@ def _lifetime(settings: Settings, signing: SigningSection, ttl: str) -> int:
     """Whole seconds, within what this configuration's issuer of that name accepts."""
     try:
         lifetime = int(parse_duration(ttl))
-    except (ValueError, OverflowError) as fault:
+    except ValueError as fault:
         fail(Exit.USAGE, f"--ttl: {fault}")
-    if lifetime < 1:
-        fail(Exit.USAGE, "--ttl: at least 1s")
+    if not 1 <= lifetime <= _LONGEST_S:
+        fail(Exit.USAGE, "--ttl: between 1s and 365d")
     for issuer in settings.identity.issuers:
         if issuer.issuer == signing.issuer and lifetime > issuer.max_lifetime:
             fail(Exit.USAGE, f"--ttl: {issuer.issuer} may live {issuer.max_lifetime:g} s at most")

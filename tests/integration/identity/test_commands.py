@@ -1,0 +1,207 @@
+"""`warden keys` and `warden token` as an operator runs them, on a real Postgres."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from sidecar.cli import keys as keys_command
+from sidecar.cli import token as token_command
+from sidecar.core.model import Principal
+from sidecar.identity import keys
+from sidecar.identity.jwks import source_for
+from sidecar.identity.jwt import Issuer, TokenVerifier
+from sidecar.identity.keys import KeyRing
+from sidecar.identity.refresh import KeyRefresher
+from tests.support.postgres import query
+from tests.support.store import wait_until
+
+pytestmark = pytest.mark.integration
+
+CONFIG = """
+sidecar: {{name: test, region: eu-west-1}}
+policy: {{bundle: bundle}}
+identity:
+  keys: {{pepper_file: pepper}}
+  signing: {{issuer: "https://warden.example", audience: warden, key_file: signing.pem}}
+  issuers:
+    - issuer: "https://warden.example"
+      audience: [warden]
+      jwks: jwks.json
+      algorithms: [EdDSA]
+      tenants: ["*"]
+      max_lifetime: 1h
+audit:
+  journal: {{directory: journal, key_file: journal.key}}
+  database: {{dsn: "{dsn}", jurisdiction: EU}}
+"""
+PEPPER = b"a pepper of more than sixteen bytes\n"
+
+
+def configure(directory: Path, dsn: str) -> Path:
+    (directory / "pepper").write_bytes(PEPPER)
+    path = directory / "warden.yaml"
+    path.write_text(CONFIG.format(dsn=dsn))
+    return path
+
+
+@pytest.fixture
+def config(dsn: str, tmp_path: Path) -> Path:
+    return configure(tmp_path, dsn)
+
+
+def run(app: Any, config: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--config", str(config)])
+
+
+def answer(app: Any, config: Path, *arguments: str) -> dict[str, Any]:
+    result = run(app, config, *arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_the_life_of_a_key(config: Path, dsn: str) -> None:
+    made = answer(
+        keys_command.app, config, "issue", "--tenant", "acme", "--name", "laptop", "--expires", "90d",
+        "--models", "chat,embed-*",
+    )  # fmt: skip
+    assert set(made) == {"id", "key", "tenant", "name", "expires_at"}
+    parsed = keys.parse(made["key"].encode())
+    assert parsed is not None
+    assert (parsed.environment, parsed.id) == ("live", made["id"])
+
+    shown = answer(keys_command.app, config, "show", made["id"])
+    assert (shown["state"], shown["models"], shown["roles"]) == ("active", ["chat", "embed-*"], ["tenant"])
+    assert made["key"] not in str(shown)
+
+    rotated = answer(keys_command.app, config, "rotate", made["id"], "--grace", "24h")
+    assert (rotated["id"], rotated["name"]) == (made["id"], "laptop")
+    assert rotated["key"] != made["key"]
+    again = run(keys_command.app, config, "rotate", made["id"])
+    assert again.exit_code == 1
+    assert "being rotated already" in again.stderr
+
+    pepper = keys.read_pepper(PEPPER)
+    assert not isinstance(pepper, str)
+    ring = KeyRing(pepper, "live", max_age=60)
+    refresher = KeyRefresher(dsn, ring, refresh=0.1, clock=time.time, monotonic=time.monotonic)
+    refresher.start()
+    try:
+        for each in (made, rotated):
+            wait_until(lambda each=each: isinstance(ring.identify(each["key"].encode(), time.time()), Principal))
+    finally:
+        refresher.stop()
+
+    revoked = answer(keys_command.app, config, "revoke", made["id"])
+    assert revoked["state"] == "revoked"
+    listed = run(keys_command.app, config, "list", "--tenant", "acme", "--json")
+    assert [json.loads(line)["state"] for line in listed.stdout.splitlines()] == ["revoked"]
+
+    events = query(dsn, "SELECT kind, actor, detail->>'key', detail::text FROM warden.audit_events ORDER BY id")
+    assert [row[0] for row in events] == ["key.issued", "key.rotated", "key.revoked"]
+    assert {row[2] for row in events} == {made["id"]}
+    assert all(row[1].startswith("cli:") for row in events)
+    assert not any(secret["key"][-49:] in row[3] for row in events for secret in (made, rotated))
+
+
+def test_for_people_the_secret_alone_is_on_stdout(config: Path) -> None:
+    result = run(keys_command.app, config, "issue", "--tenant", "acme", "--name", "laptop")
+    assert keys.parse(result.stdout.strip().encode()) is not None
+    assert "shown this once" in result.stderr
+    listed = run(keys_command.app, config, "list")
+    assert "laptop" in listed.stdout
+    assert result.stdout.strip() not in listed.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["show", "nobody"], 1),
+        (["revoke", "nobody"], 1),
+        (["rotate", "nobody"], 1),
+        (["rotate", "nobody", "--grace", "soon"], 2),
+        (["issue", "--tenant", "", "--name", "x"], 2),
+        (["issue", "--tenant", "acme", "--name", "a\nb"], 2),
+        (["issue", "--tenant", "acme", "--name", "x", "--expires", "90"], 2),
+        (["issue", "--tenant", "acme", "--name", "x", "--expires", "99999999999d"], 2),
+        (["issue", "--tenant", "acme", "--name", "x", "--expires", "9999999d"], 2),
+        (["issue", "--tenant", "acme", "--name", "x", "--models", "a,,b"], 2),
+        (["issue", "--tenant", "acme"], 2),
+    ],
+)
+def test_exit_codes(config: Path, arguments: list[str], code: int) -> None:
+    result = run(keys_command.app, config, *arguments)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+
+
+def test_a_database_that_refuses_or_never_answers_is_exit_3_within_seconds(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        began = time.monotonic()
+        result = run(keys_command.app, configure(tmp_path, f"host=127.0.0.1 port={port} password=hush"), "list")
+        assert time.monotonic() - began < 8
+    assert result.exit_code == 3
+    assert "does not answer" in result.stderr
+    assert "hush" not in result.output
+    result = run(keys_command.app, configure(tmp_path, f"host=127.0.0.1 port={port}"), "list")
+    assert result.exit_code == 3
+
+
+def test_an_unprepared_database_says_what_to_run(postgres: Any, tmp_path: Path) -> None:
+    result = run(keys_command.app, configure(tmp_path, postgres.create_database()), "list")
+    assert result.exit_code == 3
+    assert "warden db upgrade" in result.stderr
+
+
+@pytest.mark.parametrize(("pepper", "said"), [(None, "No such file"), (b"short", "shorter than")])
+def test_a_bad_pepper_is_exit_2(config: Path, pepper: bytes | None, said: str) -> None:
+    path = config.parent / "pepper"
+    path.unlink()
+    if pepper is not None:
+        path.write_bytes(pepper)
+    result = run(keys_command.app, config, "list")
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_a_token_from_the_command_line_verifies(tmp_path: Path) -> None:
+    config = configure(tmp_path, "host=/nowhere")
+    missing = run(token_command.app, config, "mint", "--tenant", "acme", "--subject", "alice")
+    assert missing.exit_code == 2
+    assert "warden token init" in missing.stderr
+    jwks = tmp_path / "jwks.json"
+    for _ in range(2):  # the second time keeps the key
+        made = run(token_command.app, config, "init", "--jwks", str(jwks))
+        assert made.exit_code == 0, made.output
+    assert stat.S_IMODE((tmp_path / "signing.pem").stat().st_mode) == 0o600
+
+    minted = answer(
+        token_command.app, config, "mint", "--tenant", "acme", "--subject", "alice", "--ttl", "5m", "--scope", "chat"
+    )
+    assert set(minted) == {"token", "expires_at"}
+    source = source_for(str(jwks), ("EdDSA",), time.monotonic)
+    assert not isinstance(source, str)
+    assert source.refresh(time.time())
+    issuer = Issuer("https://warden.example", ("warden",), ("EdDSA",), ("*",), type="at+jwt")
+    found = TokenVerifier([(issuer, source)]).identify(minted["token"].encode(), time.time())
+    assert isinstance(found, Principal)
+    assert (found.tenant, found.name) == ("acme", "alice")
+
+
+@pytest.mark.parametrize("ttl", ["0s", "2h", "400d", "tomorrow"])
+def test_a_lifetime_that_no_verifier_would_take_is_not_minted(tmp_path: Path, ttl: str) -> None:
+    config = configure(tmp_path, "host=/nowhere")
+    run(token_command.app, config, "init", "--jwks", str(tmp_path / "jwks.json"))
+    result = run(token_command.app, config, "mint", "--tenant", "acme", "--subject", "alice", "--ttl", ttl)
+    assert result.exit_code == 2
+    assert result.stdout == ""
