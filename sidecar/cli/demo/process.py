@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-_LIBC = ctypes.CDLL(None, use_errno=True)  # looked up before any fork: the child may not take the loader's lock
+from sidecar.cli.demo import tether
 
 # The kernel sends PR_SET_PDEATHSIG when the *thread* that forked ends, so every fork is made by this one, which lives
 # as long as the process. A child started by a short-lived thread would otherwise be killed with it.
@@ -64,27 +63,20 @@ def _spawn(
     on_parent_death: signal.Signals,
     identity: Identity | None,
 ) -> subprocess.Popen[bytes]:
-    parent = os.getpid()
-
-    def bind_to_parent() -> None:
-        # subprocess changes the user before it calls us; a change after the prctl would clear it (prctl(2)).
-        _LIBC.prctl(_PR_SET_PDEATHSIG, int(on_parent_death), 0, 0, 0)
-        if os.getppid() != parent:  # we died between fork and prctl
-            os._exit(1)
-
+    user = (str(identity.uid), str(identity.gid)) if identity else ("-", "-")
     with log.open("ab") as output:
         return subprocess.Popen(  # noqa: S603  # the callers' own argument lists, no shell
-            [str(part) for part in command],
+            [
+                *(sys.executable, "-I", "-S", tether.__file__),  # -I -S: the standard library and nothing of the user's
+                *(str(os.getpid()), str(int(on_parent_death)), *user),
+                *(str(part) for part in command),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
-            user=identity.uid if identity else None,
-            group=identity.gid if identity else None,
-            extra_groups=[] if identity else None,
-            preexec_fn=bind_to_parent,  # noqa: PLW1509  # one prepared prctl and one getppid: no lock is taken
         )
 
 
