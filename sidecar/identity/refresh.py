@@ -16,7 +16,8 @@ from sidecar.identity.keys import KeyRing, KeyRow, KeySnapshot
 CONNECT_TIMEOUT: Final = 3  # seconds
 STATEMENT_TIMEOUT_MS: Final = 10_000
 BACKOFF: Final = (0.1, 5.0)  # seconds: first and longest wait before connecting again
-MAX_LOAD: Final = 0.05  # of the time may be spent asking whether anything changed
+MAX_LOAD: Final = 0.05  # of the time may be spent asking whether anything changed, but
+SLOWEST: Final = 2.0  # seconds between two askings for that reason at most: the ring must not take it for an outage
 _WAIT: Final = 0.5  # seconds at most in one wait for a notification, so that stop() is prompt
 _SETTLE: Final = 0.02  # seconds: a burst of changes is read once, not once each
 
@@ -115,7 +116,7 @@ class KeyRefresher:
             began = self._monotonic()
             self._look(connection)
             took = self._monotonic() - began
-            self._await_change(connection, max(self._refresh, took / MAX_LOAD))
+            self._await_change(connection, max(self._refresh, min(took / MAX_LOAD, SLOWEST)))
 
     def _look(self, connection: psycopg.Connection[TupleRow]) -> None:
         """Confirm the snapshot, or replace it. What is read is as of before it was read, so the age never flatters."""
