@@ -1,4 +1,7 @@
-"""What the journal holds: one call's admission, output and outcome as separate entries, and everything else as events."""
+"""What the journal holds: a call's admission, output and outcome as separate entries, and everything else as events.
+
+Entries are MessagePack arrays: fields may be appended, never reordered or removed.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,7 @@ __all__ = [
 ]
 
 
-class _Struct(msgspec.Struct, frozen=True, array_like=True, omit_defaults=False):
-    """Entries are MessagePack arrays: fields may be appended, never reordered or removed."""
-
-
-class Tensor(_Struct):
+class Tensor(msgspec.Struct, frozen=True, array_like=True):
     """One input tensor: KServe v2 datatype, shape, payload bytes."""
 
     name: str
@@ -34,8 +33,8 @@ class Tensor(_Struct):
     nbytes: int
 
 
-class Content(_Struct):
-    """A text as evidence: its length in bytes and SHA-256 always, the bytes themselves where the audit level keeps them.
+class Content(msgspec.Struct, frozen=True, array_like=True):
+    """A text as evidence: its length in bytes and SHA-256 always, the bytes where the audit level keeps them.
 
     ``parts`` may be cut at the configured bound; ``nbytes`` and ``sha256`` are of the whole.
     """
@@ -45,7 +44,7 @@ class Content(_Struct):
     parts: list[bytes] | None = None
 
 
-class CallFacts(_Struct):
+class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     """Everything known of a call when it was admitted or refused. Times are ns since the UNIX epoch."""
 
     call_id: str
@@ -81,13 +80,13 @@ class CallFacts(_Struct):
     would_refuse: str = ""  # the reason that mode observe or a shadow rule did not enforce
 
 
-class Admitted(_Struct, tag="admitted"):
+class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):
     """Written before the call is forwarded."""
 
     call: CallFacts
 
 
-class Refused(_Struct, tag="refused"):
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     """A refusal, whole."""
 
     call: CallFacts
@@ -97,7 +96,7 @@ class Refused(_Struct, tag="refused"):
     internal: str = ""
 
 
-class Output(_Struct, tag="output"):
+class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
     """A run of output text, at byte ``offset`` of the call's output. Level ``full`` only."""
 
     call_id: str
@@ -106,12 +105,12 @@ class Output(_Struct, tag="output"):
     texts: list[bytes]
 
 
-class Settled(_Struct, tag="settled"):
+class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     """How an admitted call ended, with the last of its output (``texts`` at ``offset``; empty below level ``full``)."""
 
     call_id: str
     at_ns: int
-    outcome: str  # completed | failed | cancelled
+    outcome: str  # completed | failed | cancelled | aborted (written by recovery: what a crash cut off)
     status: int
     reason: str
     internal: str
@@ -130,7 +129,7 @@ class Settled(_Struct, tag="settled"):
     model_version: str = ""  # that answered
 
 
-class Event(_Struct, tag="event"):
+class Event(msgspec.Struct, frozen=True, array_like=True, tag="event"):
     """Whatever else belongs in the log: bundle loads, posture changes, recoveries, officer actions."""
 
     id: str

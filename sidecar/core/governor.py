@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from sidecar.core import model as _model
 from sidecar.core.model import (
     NO_FACTS,
+    NO_HEAD,
+    PROOF,
     Action,
     Admission,
     AuditLevel,
@@ -63,7 +64,7 @@ class Refused:
     denial: Denial
     bundle: str
     principal: Principal | None = None
-    head: Head = Head()
+    head: Head = NO_HEAD
     verdict: Verdict | None = None
     facts: InferenceFacts = NO_FACTS
 
@@ -260,7 +261,7 @@ class Governor:
         if isinstance(held, Denial):
             raise _Stop(held)
         would_refuse = d.denial or held.over
-        return Admission(call, d.who, d.allowed, d.facts, forward, held, would_refuse, _model._PROOF)
+        return Admission(call, d.who, d.allowed, d.facts, forward, held, would_refuse, PROOF)
 
     def _identify(self, call: Call, at: Instant) -> Principal | Denial:
         if isinstance(call.credential, Denial):
@@ -278,7 +279,7 @@ class Governor:
     # --- the journal -----------------------------------------------------------------------------------------------
 
     def record(self, admission: Admission, at: Instant) -> Recorded | Refused:
-        """Write ADMITTED before anything is forwarded; what cannot be recorded is not forwarded (but in ``observe``)."""
+        """Write ADMITTED before anything is forwarded; what cannot be recorded is not forwarded, but to observe."""
         denial = self._ports.recorder.admitted(admission, at)
         recorded = Recorded(admission, at)
         if denial is not None:
@@ -316,7 +317,7 @@ class Governor:
         return refused
 
     def reject(self, call: Call, denial: Denial, at: Instant) -> Refused:
-        """Refuse a call whose message the wire could not even read; who sent it is told first if that is refused too."""
+        """Refuse a call whose message the wire could not even read; a bad credential is told before that."""
         who = self._identify(call, at)
         principal = None if isinstance(who, Denial) else who
         reason = who if isinstance(who, Denial) and self._mode is Mode.ENFORCE else denial
@@ -378,7 +379,7 @@ class _Decision:
     def __init__(self, call: Call, policy: Policy, *, observe: bool) -> None:
         self.call, self.policy, self.observe = call, policy, observe
         self.principal: Principal | None = None
-        self.head = Head()
+        self.head = NO_HEAD
         self.facts = NO_FACTS
         self.denial: Denial | None = None
         self._verdict: Verdict | None = None

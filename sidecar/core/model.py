@@ -10,6 +10,9 @@ from typing import Final, Literal
 from sidecar.core.reasons import REASONS, Code, Reason
 
 __all__ = [
+    "NO_FACTS",
+    "NO_HEAD",
+    "PROOF",
     "Action",
     "Admission",
     "AuditLevel",
@@ -79,8 +82,8 @@ class Secret:
         raise TypeError("a Secret cannot be pickled")
 
 
-class MalformedRequest(Exception):
-    """The peer broke the protocol; ``reason`` is REQUEST_MALFORMED, _AMBIGUOUS or _TOO_LARGE, ``detail`` names the field."""
+class MalformedRequest(Exception):  # noqa: N818 — h11's naming: the peer's mistake, not an error of ours
+    """The peer broke the protocol: REQUEST_MALFORMED, _AMBIGUOUS or _TOO_LARGE; ``detail`` names the field."""
 
     def __init__(self, detail: str, reason: Reason = Reason.REQUEST_MALFORMED) -> None:
         super().__init__(detail)
@@ -185,6 +188,9 @@ class Head:
     version: str = ""  # "" = latest; canonical decimal otherwise
 
 
+NO_HEAD: Final = Head()
+
+
 class Contract(StrEnum):
     """How a model's tensors are to be understood."""
 
@@ -252,7 +258,7 @@ class ResponseFacts:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls. ``name`` is the JWT's subject or the key's name; ``models`` narrows a key's tenant (None: no narrowing)."""
+    """Who calls. ``name``: the JWT's subject or the key's name; ``models`` narrows the tenant's (None: all)."""
 
     tenant: str
     name: str
@@ -405,7 +411,7 @@ class Forward:
     metadata: tuple[tuple[str, str], ...] = ()
 
 
-_PROOF: Final = object()
+PROOF: Final = object()  # the governor's; nobody else may use it
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +431,7 @@ class Admission:
     proof: object = field(repr=False)
 
     def __post_init__(self) -> None:
-        if self.proof is not _PROOF:
+        if self.proof is not PROOF:
             raise TypeError("only Governor.admit makes an Admission")
 
 

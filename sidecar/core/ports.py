@@ -58,7 +58,7 @@ class Policies(Protocol):
 
 
 class Reader(Protocol):
-    """Reads Triton's messages (``sidecar.triton``). Raises ``MalformedRequest`` for what cannot be read one way only."""
+    """Reads Triton's messages (``sidecar.triton``). Raises ``MalformedRequest`` for what hasn't just one reading."""
 
     def head(self, method: Method, message: bytes) -> Head:
         """Model and version only."""
@@ -68,7 +68,9 @@ class Reader(Protocol):
         """Everything, for authorised calls."""
         ...
 
-    def isolate(self, call: Call, principal: Principal, facts: InferenceFacts, profile: ModelProfile) -> Forward | Denial:
+    def isolate(
+        self, call: Call, principal: Principal, facts: InferenceFacts, profile: ModelProfile
+    ) -> Forward | Denial:
         """What may go to Triton: the untouched message, or the re-serialised one that was judged."""
         ...
 
@@ -77,7 +79,7 @@ class Reader(Protocol):
         ...
 
     def response(self, method: Method, message: bytes, profile: ModelProfile) -> ResponseFacts:
-        """One response message of a forwarded call; ``nbytes`` is its length. Never raises: Triton is not the caller."""
+        """One response message; ``nbytes`` is its length. Never raises: Triton is not the caller."""
         ...
 
 
@@ -87,7 +89,7 @@ class Quotas(Protocol):
     def reserve(
         self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool
     ) -> Reservation | Denial:
-        """All or none. With ``enforce=False`` always a Reservation, whose ``over`` says what would have been refused."""
+        """All or none. With ``enforce=False`` always a Reservation, whose ``over`` says what would be refused."""
         ...
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant) -> None:

@@ -113,9 +113,11 @@ class AuditSection(_Section):
 
 
 class OtlpSection(_Section):
+    """Where spans go, and whose law that place is under (a tenant's ``residency.telemetry`` must allow it)."""
+
     endpoint: str
+    jurisdiction: str
     protocol: Literal["grpc", "http"] = "grpc"
-    ratio: float = Field(default=1.0, ge=0, le=1)
 
 
 class TelemetrySection(_Section):
@@ -126,7 +128,8 @@ class TelemetrySection(_Section):
 
 class BoundsSection(_Section):
     message_bytes: Size = 256 * 2**20
-    buffer_bytes: Size = 2 * 2**30  # all requests and responses in flight
+    buffer_bytes: Size = 2**30  # all requests and responses in flight
+    stream_bytes: Size = 64 * 2**20  # responses queued for one client; beyond it the client is cut off
     metadata_bytes: Size = 60 * 1024
     streams_per_connection: int = Field(default=1024, ge=1)
     calls_per_stream: int = Field(default=1024, ge=1)  # in flight at once on one ModelStreamInfer

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
 
 from sidecar.core.model import Denial, MalformedRequest
 from sidecar.core.reasons import Code, Reason
-from sidecar.transports import render, unary
+from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
 from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER
-from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message, prefix
+from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
 from sidecar.transports.live import LiveRpcs
-from sidecar.transports.outbox import ClientGone
+from sidecar.transports.outbox import ClientGone, pieces
 from sidecar.transports.relay import StreamRelay
 from sidecar.transports.upstream import Upstream
-from sidecar.triton import answers, methods
+from sidecar.triton import methods
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -27,7 +26,6 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _HEADERS: Final = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ",".join(ENCODINGS).encode())]
 _OK_TRAILERS: Final = [(b"grpc-status", b"0")]
 _NOT_GRPC: Final = Denial(Reason.METHOD_UNKNOWN, "this port speaks gRPC (content-type application/grpc)")
-_HEALTH_POLL: Final = 1.0  # seconds between two looks of a health Watch
 
 
 class AsgiWire:
@@ -40,7 +38,8 @@ class AsgiWire:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The outermost frame is the crash barrier: an app that raises is answered as an empty 200."""
-        context = read(self._services, methods.lookup(scope["path"]), scope["headers"], _peer(scope))
+        pairs = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
+        context = read(self._services, methods.lookup(scope["path"]), pairs, _peer(scope))
         reply = _Reply(send, context.id, self._services.bounds.blocked_write)
         try:
             if not _is_grpc(scope):
@@ -65,33 +64,15 @@ class AsgiWire:
                 status = await serve(context, body, reply, held)
         await reply.finish(status)
 
-    # --- answered here ---------------------------------------------------------------------------------------------
-
     async def _answer(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
-        """Health: to anyone, never recorded. ``Watch`` keeps its stream open and tells changes."""
-        ready = self._services.ready
-        match context.method.name:
-            case "ServerLive":
-                await reply.message(answers.server_live(live=True))
-            case "ServerReady":
-                await reply.message(answers.server_ready(ready=ready()))
-            case "Check":
-                await reply.message(answers.health(serving=ready()))
-            case _:
-                await self._watch(context, receive, reply)
-                return
-        await reply.finish(render.OK)
-
-    async def _watch(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
-        told: bool | None = None
-        while context.remaining(self._services.now()) > 0:
-            serving = self._services.ready()
-            if serving is not told:
-                told = serving
-                await reply.message(answers.health(serving=serving))
+        if not context.method.streaming:
+            await reply.message(health.answer(self._services, context))
+            await reply.finish(render.OK)
+            return
+        async for message in health.changes(self._services, context):
+            await reply.message(message)
             if (await receive())["type"] == "http.disconnect":
                 raise ClientGone
-            await asyncio.sleep(_HEALTH_POLL)
         await reply.finish(render.status(EXPIRED, context.id))
 
     # --- governed --------------------------------------------------------------------------------------------------
@@ -131,7 +112,7 @@ class AsgiWire:
         return unary.reject(self._services, context, Denial(Reason.REQUEST_MALFORMED, wrong))
 
     async def _stream(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
-        relay = StreamRelay(self._services, context, self._upstream, reply.data, held)
+        relay = StreamRelay(self._services, context, self._upstream, reply.data, held, framed=True)
         with self._live.track(relay.drained) as live:
             await reply.start()
             try:
@@ -155,7 +136,10 @@ class _Body:
         self._frames = FrameReader(limit, encoding)
 
     async def messages(self, most: int | None = None) -> AsyncIterator[bytes]:
-        """Raises ``ClientGone``, ``MalformedRequest``, ``UnsupportedEncoding``, ``BufferError`` (the budget is spent)."""
+        """Each message is taken from the budget; who is given it gives it back.
+
+        Raises ``ClientGone``, ``MalformedRequest``, ``UnsupportedEncoding``, ``BufferError`` (the budget is spent).
+        """
         count = 0
         while True:
             event = await self._receive()
@@ -165,6 +149,9 @@ class _Body:
             if not self._held.take(len(data)):
                 raise BufferError
             for message in self._frames.feed(data):
+                self._held.give(self._frames.wire_bytes)
+                if not self._held.take(len(message)):
+                    raise BufferError
                 yield message
                 count += 1
                 if count == most:
@@ -202,30 +189,41 @@ class _Reply:
         """One message; raises ``ClientGone`` too where the client takes nothing for too long."""
         if not self._started:
             await self.start()
+        for piece in pieces(message):
+            await self._bounded(self.data(piece))
+
+    async def _bounded(self, write: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(self._blocked_write):
-                await self.data(prefix(len(message)) + message)
+                await write
         except TimeoutError as fault:
             raise ClientGone from fault
 
     async def finish(self, status: render.Status) -> None:
         """End the RPC: trailers, or a trailers-only answer where nothing was sent."""
-        if self._finished:
-            return
-        self._finished = True
+        if not self._finished:
+            self._finished = True
+            await self._bounded(self._end(status))
+
+    async def _end(self, status: render.Status) -> None:
         if not self._started:
             headers = [*_HEADERS, (b"x-warden-call-id", self._call_id.encode()), *_status_headers(status)]
             await self._event({"type": "http.response.start", "status": 200, "headers": headers})
             await self._event({"type": "http.response.body", "body": b""})
             return
         await self._event({"type": "http.response.body", "body": b"", "more_body": False})
-        await self._event({"type": "http.response.trailers", "headers": _status_headers(status), "more_trailers": False})
+        await self._event(
+            {"type": "http.response.trailers", "headers": _status_headers(status), "more_trailers": False}
+        )
 
 
 def _status_headers(status: render.Status) -> list[tuple[bytes, bytes]]:
     if status.code == 0:
         return _OK_TRAILERS
-    fields = [(b"grpc-status", str(int(status.code)).encode()), (b"grpc-message", encode_message(status.message).encode())]
+    fields = [
+        (b"grpc-status", str(int(status.code)).encode()),
+        (b"grpc-message", encode_message(status.message).encode()),
+    ]
     if status.details:
         fields.append((b"grpc-status-details-bin", render.details_header(status.details)))
     return fields

@@ -1,4 +1,4 @@
-"""One budget for all bytes in flight: Envoy gives no upstream backpressure, so memory is bounded here (facts/envoy.md)."""
+"""One budget for all bytes in flight: Envoy gives no upstream backpressure, so memory is bounded here."""
 
 from __future__ import annotations
 

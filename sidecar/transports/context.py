@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from sidecar.transports.budget import Budget
+
+Header = tuple[str, bytes | str]
 
 _TRACEPARENT: Final = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$")
 _TRACESTATE: Final = re.compile(r"^[\x20-\x7e]{1,512}$")
@@ -52,6 +54,7 @@ class Bounds:
     """What a wire holds a client to; sizes in bytes, times in seconds (warden.yaml ``bounds``)."""
 
     message_bytes: int
+    stream_bytes: int  # queued for one client that reads slowly
     calls_per_stream: int
     blocked_write: float
     call_timeout: float
@@ -66,7 +69,7 @@ class Services:
     ids: Ids
     bounds: Bounds
     budget: Budget
-    durable: Callable[[Recorded], Future[None] | None]  # strict mode: what to wait for before forwarding
+    durable: Callable[[Recorded], Future[Denial | None] | None]  # strict calls: done once their entries outlive power
     ready: Callable[[], bool]
     crashed: Callable[[str, BaseException], None]  # the crash barrier's witness: counts and logs
     cut_off: Callable[[str], None]  # counts clients cut off, by why
@@ -129,17 +132,18 @@ def governed(method: Method) -> bool:
 
 
 def read(
-    services: Services, method: Method, headers: Iterable[tuple[bytes | str, bytes | str]], peer: str
+    services: Services, method: Method, pairs: Sequence[Header], peer: str, *, timeout: int | None = None
 ) -> RpcContext:
-    """Read one RPC's headers. Never raises: what cannot be read becomes the context's ``fault``."""
+    """Read one RPC's headers (names in lower case). Never raises: what can't be read becomes the context's ``fault``.
+
+    ``timeout`` is in ns, for a wire whose library reads ``grpc-timeout`` itself.
+    """
     at = services.now()
-    pairs = [(_text(name).lower(), value) for name, value in headers]
     single = _Single(pairs)
     fault: Denial | None = None
-    timeout: int | None = None
     try:
         raw = single.get("grpc-timeout")
-        timeout = grpc_frames.parse_timeout(raw) if raw is not None else None
+        timeout = grpc_frames.parse_timeout(raw) if raw is not None else timeout
         data_class = single.matching("x-data-class", _DATA_CLASS)
         subject = single.matching("x-warden-subject", _LABEL)
         conversation = single.matching("x-warden-conversation", _LABEL)
@@ -170,7 +174,7 @@ def _text(value: bytes | str) -> str:
 class _Single:
     """Headers that count once."""
 
-    def __init__(self, pairs: list[tuple[str, bytes | str]]) -> None:
+    def __init__(self, pairs: Sequence[Header]) -> None:
         self._pairs = pairs
 
     def first(self, name: str) -> str | None:

@@ -11,7 +11,7 @@ from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render
 from sidecar.transports.context import Services
 from sidecar.triton import status as triton_status
-from sidecar.triton.wire import peek_request_id
+from sidecar.triton.peek import peek_request_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""gRPC's framing over HTTP/2, pure: length-prefixed messages, timeouts, percent-encoded status text (PROTOCOL-HTTP2.md)."""
+"""gRPC's framing over HTTP/2, pure: length-prefixed messages, timeouts, status text (PROTOCOL-HTTP2.md)."""
 
 from __future__ import annotations
 
@@ -33,19 +33,15 @@ def frame(message: bytes) -> bytes:
 class FrameReader:
     """Cuts a byte stream into messages; holds at most one message, of at most ``limit`` bytes (decompressed too)."""
 
-    __slots__ = ("_buffer", "_encoding", "_limit", "_need", "_parts", "_size")
+    __slots__ = ("_encoding", "_limit", "_need", "_parts", "_size", "wire_bytes")
 
     def __init__(self, limit: int, encoding: str = "identity") -> None:
         self._limit = limit
         self._encoding = encoding
         self._parts: list[bytes] = []
         self._size = 0
+        self.wire_bytes = 0  # what the message given last took on the wire, framing included
         self._need = PREFIX  # bytes until the next decision: a whole header, or a whole frame
-
-    @property
-    def buffered(self) -> int:
-        """Bytes held of a message that is not whole yet."""
-        return self._size
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Whole messages, in order. Raises ``MalformedRequest`` (too large, bad flag) or ``UnsupportedEncoding``."""
@@ -65,6 +61,7 @@ class FrameReader:
                 return
             message = joined[PREFIX : self._need]
             rest = joined[self._need :]
+            self.wire_bytes = self._need
             self._parts, self._size, self._need = ([rest] if rest else []), len(rest), PREFIX
             yield message if joined[0] == 0 else self._decompress(joined[0], message)
 
@@ -115,5 +112,3 @@ def encode_message(text: str) -> str:
 
 def decode_message(value: str) -> str:
     return unquote(value, errors="replace")
-
-

@@ -1,14 +1,19 @@
-"""Frames on their way to one client: never blocks who puts, bounded by the budget, cut off when the client won't read."""
+"""Messages on their way to one client: bounded, never blocking who puts, cut off when the client won't read."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
 
 from sidecar.core.model import Denial
 from sidecar.transports.budget import Held
 from sidecar.transports.exchange import BLOCKED, NO_BUFFER
+from sidecar.transports.grpc_frames import prefix
+
+# One write at most: Envoy takes a write whole, whatever its watermarks say, so this bounds what it holds for a client.
+WRITE_BYTES: Final = 256 * 1024
 
 Send = Callable[[bytes], Awaitable[None]]
 
@@ -18,53 +23,93 @@ class ClientGone(Exception):  # noqa: N818 — an event of the wire, raised by i
 
 
 class Outbox:
-    """One client's frames, joined while a write is under way. ``pump`` is the only writer."""
+    """One client's messages. ``pump`` is the only writer.
 
-    def __init__(self, send: Send, held: Held, *, blocked_write: float) -> None:
+    ``framed``: they are written as gRPC frames, joined while a write is under way and cut into bounded pieces.
+    """
+
+    def __init__(self, send: Send, held: Held, *, limit: int, blocked_write: float, framed: bool) -> None:
+        """``limit``: bytes queued for this client behind the first message; ``blocked_write``: seconds of one write."""
         self._send = send
         self._held = held
+        self._limit = limit
         self._blocked_write = blocked_write
-        self._frames: deque[bytes] = deque()
+        self._framed = framed
+        self._queue: deque[bytes] = deque()
+        self._queued = 0
         self._wake = asyncio.Event()
         self._closing = False
         self._failed: Denial | None = None
 
-    def put(self, frame: bytes) -> Denial | None:
-        """Queue a frame. A Denial (the buffers are full): it was not queued and the stream must be cut off."""
-        if not self._held.take(len(frame)):
+    def put(self, message: bytes) -> Denial | None:
+        """Queue a message. A Denial (the client is too far behind): it was not queued, the stream must be cut off."""
+        if self._queued and self._queued + len(message) > self._limit:  # one of any size may always wait
+            return BLOCKED
+        if not self._held.take(len(message)):
             return NO_BUFFER
-        self._frames.append(frame)
+        self._queued += len(message)
+        self._queue.append(message)
         self._wake.set()
         return None
 
     async def pump(self) -> Denial | None:
-        """Write until ``close``; a Denial where one write stayed blocked for too long. Raises ``ClientGone``."""
+        """Write until ``close``; a Denial where the client must be cut off. Raises ``ClientGone``."""
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._frames and self._failed is None:
-                data = self._frames.popleft() if len(self._frames) == 1 else self._join()
-                try:
-                    async with asyncio.timeout(self._blocked_write):
-                        await self._send(data)
-                except TimeoutError:
+            while self._queue and self._failed is None:
+                if not await self._write(self._take()):
                     return BLOCKED
-                finally:
-                    self._held.give(len(data))
             if self._closing or self._failed is not None:
                 return self._failed
 
-    def _join(self) -> bytes:
-        data = b"".join(self._frames)
-        self._frames.clear()
-        return data
+    def _take(self) -> list[bytes]:
+        """The next message; where they are framed, with those behind it that still fit into one write."""
+        messages = [self._queue.popleft()]
+        size = len(messages[0])
+        while self._framed and self._queue and size + len(self._queue[0]) <= WRITE_BYTES:
+            messages.append(self._queue.popleft())
+            size += len(messages[-1])
+        return messages
+
+    async def _write(self, messages: list[bytes]) -> bool:
+        """False where one piece stayed blocked for too long."""
+        try:
+            for piece in self._pieces(messages):
+                async with asyncio.timeout(self._blocked_write):
+                    await self._send(piece)
+        except TimeoutError:
+            return False
+        finally:
+            size = sum(map(len, messages))
+            self._queued -= size
+            self._held.give(size)
+        return True
+
+    def _pieces(self, messages: list[bytes]) -> Iterator[bytes]:
+        if not self._framed:
+            yield from messages
+        elif len(messages) > 1 or len(messages[0]) <= WRITE_BYTES:
+            yield b"".join([part for message in messages for part in (prefix(len(message)), message)])
+        else:
+            yield from pieces(messages[0])
 
     def fail(self, denial: Denial) -> None:
         """Write no more: ``pump`` ends with ``denial``."""
-        self._failed = denial
+        self._failed = self._failed or denial
         self._wake.set()
 
     def close(self) -> None:
         """No more will be put; ``pump`` ends once it has written what is queued."""
         self._closing = True
         self._wake.set()
+
+
+def pieces(message: bytes) -> Iterator[bytes]:
+    """One message's frame in writes of at most ``WRITE_BYTES`` (and its five bytes of prefix)."""
+    if len(message) <= WRITE_BYTES:
+        yield prefix(len(message)) + message
+        return
+    yield prefix(len(message))
+    for start in range(0, len(message), WRITE_BYTES):
+        yield message[start : start + WRITE_BYTES]

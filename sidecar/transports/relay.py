@@ -12,23 +12,29 @@ from sidecar.transports import render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import CANCELLED, EXPIRED, RpcContext, Services
 from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER, Exchange, UpstreamEnd
-from sidecar.transports.grpc_frames import UnsupportedEncoding, frame
+from sidecar.transports.grpc_frames import UnsupportedEncoding
 from sidecar.transports.outbox import ClientGone, Outbox, Send
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
-from sidecar.triton.answers import EMPTY_FINAL_SUFFIX
+from sidecar.triton.peek import EMPTY_FINAL_SUFFIX
 
 _SEQUENCES: Final = 4096  # sequences remembered per stream, so that their requests stay in order
 
 
 class StreamRelay:
-    """One client stream. ``run`` returns how the RPC ends; every call it opened is settled by then."""
+    """One client stream. ``run`` returns how the RPC ends; every call it opened is settled by then.
 
-    def __init__(self, services: Services, context: RpcContext, upstream: Upstream, send: Send, held: Held) -> None:
+    ``messages`` given to ``run`` are taken from ``held`` already. ``framed``: ``send`` wants gRPC frames, not messages.
+    """
+
+    def __init__(
+        self, services: Services, context: RpcContext, upstream: Upstream, send: Send, held: Held, *, framed: bool
+    ) -> None:
         self._services = services
         self._context = context
         self._upstream = upstream
         self._held = held
-        self._outbox = Outbox(send, held, blocked_write=services.bounds.blocked_write)
+        bounds = services.bounds
+        self._outbox = Outbox(send, held, limit=bounds.stream_bytes, blocked_write=bounds.blocked_write, framed=framed)
         self._slots = asyncio.Semaphore(services.bounds.calls_per_stream)
         self._sequences: dict[object, asyncio.Task[None]] = {}
         self._calls: set[asyncio.Task[None]] = set()
@@ -48,6 +54,10 @@ class StreamRelay:
             return await self._cut(EXPIRED)
         except ClientGone:
             return await self._cut(self._context.gone(self._services.now()))
+        except asyncio.CancelledError:
+            if self._ending is CANCELLED:
+                self._ending = self._context.gone(self._services.now())
+            raise
         except Exception:
             self._ending = CRASHED
             raise
@@ -102,6 +112,8 @@ class StreamRelay:
                     return status
         except MalformedRequest as fault:
             return unary.reject(self._services, self._context, Denial(fault.reason, fault.detail))
+        except BufferError:
+            return unary.reject(self._services, self._context, NO_BUFFER)
         except UnsupportedEncoding as fault:
             return render.Status(Code.UNIMPLEMENTED, f"grpc-encoding {str(fault)[:64]!r} is not supported")
         return None
@@ -109,9 +121,6 @@ class StreamRelay:
     async def _accept(self, n: int, message: bytes) -> render.Status | None:
         """Open call ``n``; a status where its refusal ends the whole RPC (a credential's failure, DESIGN §6)."""
         services = self._services
-        if not self._held.take(len(message)):
-            self._slots.release()
-            return render.status(NO_BUFFER, self._context.id)
         exchange = Exchange(services, self._context.streamed(n, message, services.now(), services.ids.span()))
         opened = exchange.open()
         if isinstance(opened, Denial):
@@ -126,7 +135,7 @@ class StreamRelay:
         return None
 
     def _refuse(self, exchange: Exchange, denial: Denial) -> render.Status | None:
-        full = self._outbox.put(frame(render.in_band(denial, exchange.request_id)))
+        full = self._outbox.put(render.in_band(denial, exchange.request_id))
         return None if full is None else render.status(full, self._context.id)
 
     def _release(self, exchange: Exchange) -> None:
@@ -153,7 +162,10 @@ class StreamRelay:
         try:
             if predecessor is not None:
                 await asyncio.wait({predecessor})
-            await durable(self._services, exchange)
+            unsafe = await durable(self._services, exchange)
+            if unsafe is not None:
+                self._tell(exchange, exchange.failed(unsafe))
+                return
             assert exchange.recorded is not None
             # Triton says when a decoupled request has ended only if asked to (facts/triton.md §6); the client is
             # shown the empty final response only if it asked too. Appending to a protobuf message adds the field.
@@ -192,21 +204,22 @@ class StreamRelay:
             if facts.final:
                 denial = exchange.complete() if facts.error is None else exchange.errored(facts.error)
                 call.half_close()
+                denial = denial or await durable(self._services, exchange)
                 if denial is not None:
                     self._tell(exchange, denial)
                     continue
                 if facts.empty and facts.error is None and not exchange.wants_empty_final:
                     continue
-            self._put(frame(item))
+            self._put(item)
 
     def _end(self, exchange: Exchange, end: UpstreamEnd) -> None:
         """The upstream stream ended without a final response: well (nothing to say) or not (told in-band)."""
         status = exchange.ended(end)
         if status.code != Code.OK:
-            self._put(frame(render.in_band_status(status, exchange.request_id)))
+            self._put(render.in_band_status(status, exchange.request_id))
 
     def _tell(self, exchange: Exchange, denial: Denial) -> None:
-        self._put(frame(render.in_band(denial, exchange.request_id)))
+        self._put(render.in_band(denial, exchange.request_id))
 
     def _put(self, data: bytes) -> None:
         full = self._outbox.put(data)

@@ -51,7 +51,9 @@ async def serve(
             opened = exchange.open()
             if isinstance(opened, Denial):
                 return Answer(None, render.status(opened, context.id))
-            await durable(services, exchange)
+            unsafe = await durable(services, exchange)
+            if unsafe is not None:
+                return _told(context, exchange.failed(unsafe))
             call = _forward(exchange, upstream, opened)
             return await _collect(services, context, exchange, call, held)
     except TimeoutError:
@@ -83,6 +85,9 @@ async def _collect(
             if item.client_gone:
                 return _told(context, exchange.failed(context.gone(services.now())))
             status = exchange.ended(item)
+            unsafe = await durable(services, exchange)
+            if status.code == 0 and unsafe is not None:
+                return _told(context, unsafe)
             return Answer(message if status.code == 0 else None, status)
         if not held.take(len(item)):
             return _told(context, exchange.failed(NO_BUFFER))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from sidecar.core.model import Admission, Method
+from sidecar.core.model import Admission, Denial, Method
 from sidecar.transports.context import Services
 from sidecar.transports.exchange import Exchange, UpstreamEnd
 
@@ -36,12 +36,11 @@ class Upstream(Protocol):
         ...
 
 
-async def durable(services: Services, exchange: Exchange) -> None:
-    """Wait, in mode strict, until the call's ADMITTED entry would outlive power."""
+async def durable(services: Services, exchange: Exchange) -> Denial | None:
+    """Wait, for a strict call, until its entries so far outlive power. A Denial: they don't."""
     assert exchange.recorded is not None
     future = services.durable(exchange.recorded)
-    if future is not None:
-        await asyncio.wrap_future(future)
+    return None if future is None else await asyncio.wrap_future(future)
 
 
 def upstream_metadata(admission: Admission) -> Metadata:

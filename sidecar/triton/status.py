@@ -11,6 +11,8 @@ from sidecar.core.reasons import REASONS, Code, Reason
 _PATTERNS: Final[tuple[tuple[str, Reason], ...]] = (
     ("Exceeds maximum queue size", Reason.UPSTREAM_QUEUE_FULL),
     ("Request timeout expired", Reason.UPSTREAM_TIMEOUT),
+    # So that a model that is absent and one that is another's read the same, byte for byte.
+    ("Request for unknown model", Reason.MODEL_NOT_FOUND),
     ("This protocol is restricted", Reason.INTERNAL),
     # Envoy's own words where Triton cannot be reached: they name addresses, so they are never relayed.
     ("upstream connect error", Reason.UPSTREAM_UNAVAILABLE),

@@ -1,0 +1,59 @@
+"""The `warden` command: one table of its subcommands, each imported only when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Final
+
+import typer
+
+# Name → the module and the Typer app, or the function, that is the command. Importing all of them takes over a second.
+GROUPS: Final = {
+    "config": "sidecar.cli.config",
+    "policy": "sidecar.cli.policy",
+    "keys": "sidecar.cli.keys",
+    "token": "sidecar.cli.token",
+    "db": "sidecar.cli.db",
+    "audit": "sidecar.cli.audit",
+    "journal": "sidecar.cli.journal",
+}
+COMMANDS: Final = {
+    "demo": ("sidecar.cli.demo.command", "demo"),
+    "serve": ("sidecar.cli.serve", "serve"),
+    "ship": ("sidecar.cli.ship", "ship"),
+    "init": ("sidecar.cli.init", "init"),
+}
+
+
+def build(asked: str | None = None) -> typer.Typer:
+    """The command line, with only the subcommand ``asked`` for, or whole."""
+    app = typer.Typer(
+        name="warden",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        help="Triton Warden: governance and observability for NVIDIA Triton, per tenant.",
+    )
+    app.callback()(_root)  # without a callback a single command would lose its name
+    known = asked in GROUPS or asked in COMMANDS
+    for name, module in GROUPS.items():
+        if not known or name == asked:
+            app.add_typer(import_module(module).app, name=name)
+    for name, (module, function) in COMMANDS.items():
+        if not known or name == asked:
+            app.command(name=name)(getattr(import_module(module), function))
+    return app
+
+
+def _root() -> None:
+    """Nothing of its own."""
+
+
+def main() -> None:
+    asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+    build(asked)()
+
+
+if __name__ == "__main__":
+    main()

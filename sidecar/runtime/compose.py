@@ -1,0 +1,144 @@
+"""The composition root: builds the rooms from one configuration and wires them; used by both wires."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from audit.journal import Bounds as JournalBounds
+from audit.journal import Journal
+from audit.recorder import JournalRecorder
+from audit.seal import KeyFault, load_root_key
+from audit.segments import JournalFault, Origin
+from policies.source import BundleSource, Pod
+from sidecar.core.governor import Governor, Mode, Ports
+from sidecar.core.model import Durability, Secret
+from sidecar.identity.identify import Identifier
+from sidecar.identity.jwks import JwksRefresher, JwksSource, source_for
+from sidecar.identity.jwt import Issuer, TokenVerifier
+from sidecar.identity.keys import KeyRing, read_pepper
+from sidecar.identity.refresh import KeyRefresher
+from sidecar.quotas.local import LocalQuotas
+from sidecar.runtime import clock
+from sidecar.runtime.ids import RandomIds
+from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
+from sidecar.telemetry.instruments import PrometheusInstruments
+from sidecar.triton.methods import METHODS
+from sidecar.triton.reader import TritonReader
+
+
+class StartError(Exception):
+    """The sidecar cannot start; the message names what and where, one mistake a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """Everything one sidecar is made of; nothing runs yet but the journal's own thread."""
+
+    settings: Settings
+    governor: Governor
+    journal: Journal
+    recorder: JournalRecorder
+    policies: BundleSource
+    quotas: LocalQuotas
+    ids: RandomIds
+    instruments: PrometheusInstruments
+    ring: KeyRing | None
+    keys: KeyRefresher | None
+    jwks: tuple[JwksSource, ...]
+    jwks_refresher: JwksRefresher
+
+
+def check(settings: Settings) -> BundleSource:
+    """The bundle at this pod's place; raises ``StartError`` with all of its problems."""
+    otlp = settings.telemetry.otlp
+    pod = Pod(settings.sidecar.region, settings.audit.database.jurisdiction, otlp.jurisdiction if otlp else None)
+    source = BundleSource.open(settings.policy.bundle, pod)
+    if isinstance(source, list):
+        raise StartError("\n".join(map(str, source)))
+    return source
+
+
+def build(settings: Settings) -> Rooms:
+    """Open the journal and wire the rooms. Raises ``StartError``; then nothing is left open."""
+    policies = check(settings)
+    ring, refresher = _keys(settings)
+    issuers = [_issuer(section) for section in settings.identity.issuers]
+    jwks = tuple(source for _, source in issuers)
+    journal = _journal(settings, policies.current().place.jurisdiction)
+    ids = RandomIds(settings.telemetry.ratio)
+    recorder = JournalRecorder(
+        journal,
+        durability=Durability(settings.audit.journal.mode),
+        content_bytes=settings.audit.journal.content_bytes,
+        new_id=lambda: ids.call(clock.now()),
+        now=clock.now,
+    )
+    instruments = PrometheusInstruments(METHODS.values(), max_tenants=settings.telemetry.max_tenants)
+    quotas = LocalQuotas()
+    identity = Identifier(TokenVerifier(issuers), ring)
+    ports = Ports(identity, policies, TritonReader(), quotas, recorder, instruments)
+    return Rooms(
+        settings=settings,
+        governor=Governor(ports, mode=Mode(settings.mode)),
+        journal=journal,
+        recorder=recorder,
+        policies=policies,
+        quotas=quotas,
+        ids=ids,
+        instruments=instruments,
+        ring=ring,
+        keys=refresher,
+        jwks=jwks,
+        jwks_refresher=JwksRefresher(jwks, time.time),
+    )
+
+
+def _keys(settings: Settings) -> tuple[KeyRing, KeyRefresher] | tuple[None, None]:
+    section = settings.identity.keys
+    if section is None:
+        return None, None
+    ring = KeyRing(_pepper(section), section.environment, max_age=section.max_age)
+    refresher = KeyRefresher(
+        settings.audit.database.dsn, ring, refresh=section.refresh, clock=time.time, monotonic=time.monotonic
+    )
+    return ring, refresher
+
+
+def _pepper(section: KeysSection) -> Secret:
+    try:
+        pepper = read_pepper(section.pepper_file.read_bytes())
+    except OSError as fault:
+        raise StartError(f"identity.keys.pepper_file {section.pepper_file}: {fault.strerror}") from fault
+    if isinstance(pepper, str):
+        raise StartError(f"identity.keys.pepper_file {section.pepper_file}: {pepper}")
+    return pepper
+
+
+def _issuer(section: IssuerSection) -> tuple[Issuer, JwksSource]:
+    source = source_for(section.jwks, section.algorithms, time.monotonic)
+    if isinstance(source, str):
+        raise StartError(f"identity.issuers: {section.issuer}: jwks: {source}")
+    fields: Sequence[str] = [name for name in type(section).model_fields if name != "jwks"]
+    return Issuer(**{name: getattr(section, name) for name in fields}), source
+
+
+def _journal(settings: Settings, jurisdiction: str) -> Journal:
+    section = settings.audit.journal
+    root = load_root_key(section.key_file)
+    if isinstance(root, KeyFault):
+        raise StartError(f"audit.journal.key_file: {root.detail}")
+    journal = Journal.open(
+        section.directory,
+        root,
+        Origin(settings.sidecar.name, settings.sidecar.region, jurisdiction),
+        JournalBounds(section.segment_bytes, section.max_bytes, section.min_free, section.keep),
+        random=secrets.token_bytes,
+        wall_ns=time.time_ns,
+        monotonic=time.monotonic,
+    )
+    if isinstance(journal, JournalFault):
+        raise StartError(f"audit.journal: {journal.detail}")
+    return journal

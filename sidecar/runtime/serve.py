@@ -1,0 +1,77 @@
+"""`warden serve`: checks everything that can be checked, then becomes Envoy (or runs the portable wire)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from sidecar.runtime import drain
+from sidecar.runtime.compose import check
+from sidecar.runtime.lifecycle import Sidecar
+from sidecar.runtime.settings import Settings
+from sidecar.telemetry import logs
+
+_RUN_PREFIX = "warden-"
+
+
+def serve_envoy(settings: Settings, config: Path) -> None:
+    """Replace this process by Envoy with our app inside. Does not return; raises ``StartError``."""
+    # Only this wire needs pyvoy and its Envoy.
+    from sidecar.runtime import envoy  # noqa: PLC0415
+
+    check(settings)
+    run = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX))  # 0700, ours, empty: Envoy's Python has it first on sys.path
+    config_file = run / "envoy.json"
+    config_file.write_text(json.dumps(envoy.configuration(settings, run)))
+    command = envoy.command(settings, config_file)
+    environment = envoy.environment(config, run)
+    drain.block_signals()  # inherited over execve; Envoy itself would drop live streams at once
+    os.chdir(run)
+    os.execve(command[0], command, environment)  # noqa: S606 — no shell, our own arguments
+
+
+def serve_grpc(settings: Settings, config: Path) -> None:
+    """The portable wire, in this process, until SIGTERM or SIGINT. Raises ``StartError``."""
+    logs.setup()
+    command = (sys.executable, "-m", "sidecar.cli.main", "ship", "--config", str(config.resolve()))
+    sidecar = Sidecar(settings, (command, dict(os.environ)))
+    asyncio.run(_serve_grpc(sidecar))
+
+
+async def _serve_grpc(sidecar: Sidecar) -> None:
+    import grpc.aio  # noqa: PLC0415 — not on the production wire
+
+    from sidecar.transports.grpc_aio import WardenInterceptor, server_options  # noqa: PLC0415
+    from sidecar.transports.grpc_upstream import GrpcUpstream, connect  # noqa: PLC0415
+
+    settings = sidecar.settings
+    async with connect(settings.triton.grpc) as channel:
+        interceptor = WardenInterceptor(sidecar.services, GrpcUpstream(channel), sidecar.live)
+        options = server_options(settings.bounds.message_bytes, settings.bounds.metadata_bytes)
+        server = grpc.aio.server(interceptors=[interceptor], options=options)
+        _bind(server, settings.listen.grpc)
+        await asyncio.to_thread(sidecar.start)
+        await server.start()
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await stop.wait()
+        await asyncio.to_thread(sidecar.drain.run)
+        await server.stop(grace=1.0)
+        await asyncio.to_thread(sidecar.stop)
+
+
+def _bind(server: object, address: str) -> None:
+    from sidecar.runtime.compose import StartError  # noqa: PLC0415
+
+    with contextlib.suppress(RuntimeError):
+        if server.add_insecure_port(address):  # type: ignore[attr-defined]  # grpc.aio.Server
+            return
+    raise StartError(f"listen.grpc: cannot listen on {address}")

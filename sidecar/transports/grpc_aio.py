@@ -1,0 +1,141 @@
+"""The portable wire: a grpc.aio interceptor over bytes, for any grpc.aio server. Holds no rule of governance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from sidecar.core.model import Action, Method
+from sidecar.transports import health, render, unary
+from sidecar.transports.budget import Held
+from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
+from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER
+from sidecar.transports.live import LiveRpcs
+from sidecar.transports.outbox import ClientGone
+from sidecar.transports.relay import StreamRelay
+from sidecar.transports.upstream import Upstream
+from sidecar.triton import methods
+
+_CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+_OURS: Final = (methods.KSERVE, methods.HEALTH)
+Context = Any  # grpc.aio.ServicerContext: its type names no read(), write() for bytes
+
+
+def server_options(message_bytes: int, metadata_bytes: int) -> tuple[tuple[str, int], ...]:
+    """Options of a server that carries the interceptor; sizes in bytes."""
+    return (
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", metadata_bytes),
+        ("grpc.absolute_max_metadata_size", metadata_bytes),
+        ("grpc.so_reuseport", 0),  # otherwise a second server shares the port, unnoticed
+    )
+
+
+class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+    """Governs the inference service and gRPC health; other services of its server are left to their own handlers."""
+
+    def __init__(self, services: Services, upstream: Upstream, live: LiveRpcs) -> None:
+        self._services = services
+        self._upstream = upstream
+        self._live = live
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        path: str = handler_call_details.method
+        method = methods.lookup(path)
+        if method.action is Action.UNKNOWN and not path.startswith(_OURS):
+            other = await continuation(handler_call_details)
+            if other is not None:
+                return other
+        if method.streaming:
+            return grpc.stream_stream_rpc_method_handler(lambda _, context: self._stream(method, context))
+        return grpc.unary_unary_rpc_method_handler(lambda message, context: self._unary(method, message, context))
+
+    def _context(self, method: Method, context: Context) -> RpcContext:
+        remaining = context.time_remaining()
+        timeout = None if remaining is None else max(0, int(remaining * 1e9))
+        return read(
+            self._services, method, tuple(context.invocation_metadata() or ()), _peer(context.peer()), timeout=timeout
+        )
+
+    async def _unary(self, method: Method, message: bytes, context: Context) -> bytes:
+        rpc = self._context(method, context)
+        await context.send_initial_metadata((("x-warden-call-id", rpc.id),))
+        if not governed(method):
+            return health.answer(self._services, rpc)
+        status = unary.refuse(self._services, rpc)
+        if status is None:
+            with Held(self._services.budget) as held, self._live.track() as live:
+                if not held.take(len(message)):
+                    status = unary.reject(self._services, rpc, NO_BUFFER)
+                else:
+                    try:
+                        answer = await unary.serve(self._services, rpc, self._upstream, held, live, message)
+                    except asyncio.CancelledError:
+                        if not live.drained:
+                            raise
+                        answer = unary.Answer(None, render.status(DRAINED, rpc.id))
+                    if answer.message is not None:
+                        return answer.message
+                    status = answer.status
+        await _abort(context, status)
+        raise AssertionError("abort returned")
+
+    async def _stream(self, method: Method, context: Context) -> None:
+        rpc = self._context(method, context)
+        await context.send_initial_metadata((("x-warden-call-id", rpc.id),))
+        if not governed(method):
+            async for message in health.changes(self._services, rpc):
+                await context.write(message)
+            await _abort(context, render.status(EXPIRED, rpc.id))
+        status = unary.refuse(self._services, rpc) or await self._relay(rpc, context)
+        if status.code != 0:
+            await _abort(context, status)
+
+    async def _relay(self, rpc: RpcContext, context: Context) -> render.Status:
+        with Held(self._services.budget) as held:
+            relay = StreamRelay(self._services, rpc, self._upstream, _writer(context), held, framed=False)
+            with self._live.track(relay.drained) as live:
+                try:
+                    return await relay.run(_messages(context, held))
+                except asyncio.CancelledError:
+                    if not live.drained:
+                        raise
+                    return render.status(DRAINED, rpc.id)
+                except Exception as fault:  # noqa: BLE001 — the crash barrier (DESIGN rule 7)
+                    self._services.crashed(rpc.id, fault)
+                    return render.status(CRASHED, rpc.id)
+
+
+def _writer(context: Context) -> Callable[[bytes], Awaitable[None]]:
+    async def write(message: bytes) -> None:
+        try:
+            await context.write(message)
+        except (grpc.aio.UsageError, grpc.aio.AbortError, asyncio.InvalidStateError) as fault:
+            raise ClientGone from fault
+
+    return write
+
+
+async def _messages(context: Context, held: Held) -> AsyncIterator[bytes]:
+    while True:
+        message = await context.read()
+        if not isinstance(message, bytes):
+            return
+        if not held.take(len(message)):
+            raise BufferError
+        yield message
+
+
+async def _abort(context: Context, status: render.Status) -> None:
+    details = (("grpc-status-details-bin", status.details),) if status.details else ()
+    await context.abort(_CODES[int(status.code)], status.message, details)
+
+
+def _peer(peer: str) -> str:
+    """``ipv4:127.0.0.1:52144`` → ``127.0.0.1:52144``."""
+    return peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else peer

@@ -1,0 +1,95 @@
+"""RPCs to Triton through a grpc.aio channel, over bytes: the portable wire's upstream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from sidecar.core.model import Method
+from sidecar.core.reasons import Code
+from sidecar.transports.exchange import UpstreamEnd
+from sidecar.transports.upstream import Metadata, UpstreamCall
+
+# Both ways without a bound, as Triton and tritonclient have it; ours is bounds.message_bytes. No keepalive pings, which
+# Triton answers with GOAWAY (facts/triton.md §6); no retries, which would be calls that nobody recorded.
+CHANNEL_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+def connect(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+class GrpcUpstream:
+    """Opens RPCs on one ``grpc.aio.Channel``, within the event loop it was made in."""
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+
+    def unary(self, method: Method, message: bytes, metadata: Metadata) -> UpstreamCall:
+        return _Unary(lambda: self._channel.unary_unary(method.path, None, None)(message, metadata=metadata))
+
+    def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
+        return _Stream(self._channel.stream_stream(method.path, None, None)(None, metadata=metadata), message + suffix)
+
+
+async def _end(call: Any) -> UpstreamEnd:
+    code: grpc.StatusCode = await call.code()
+    return UpstreamEnd(code.value[0], await call.details() or "")
+
+
+class _Unary:
+    def __init__(self, start: Callable[[], Any]) -> None:
+        self._start = start
+        self._call: Any = None
+
+    async def receive(self) -> bytes | UpstreamEnd:
+        if self._call is not None:
+            return UpstreamEnd(Code.OK)
+        self._call = self._start()
+        try:
+            message: bytes = await self._call
+        except grpc.aio.AioRpcError as fault:
+            return UpstreamEnd(fault.code().value[0], fault.details() or "")
+        return message
+
+    def half_close(self) -> None:
+        """A unary call is half-closed from the start."""
+
+    async def cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+
+class _Stream:
+    def __init__(self, call: Any, message: bytes) -> None:
+        self._call = call
+        self._message: bytes | None = message
+        self._closing = False
+
+    async def receive(self) -> bytes | UpstreamEnd:
+        try:
+            if self._message is not None:
+                message, self._message = self._message, None
+                await self._call.write(message)
+            if self._closing:
+                self._closing = False
+                await self._call.done_writing()
+            item: bytes | object = await self._call.read()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return await _end(self._call)  # the RPC ended while we wrote
+        return item if isinstance(item, bytes) else await _end(self._call)
+
+    def half_close(self) -> None:
+        self._closing = True
+
+    async def cancel(self) -> None:
+        self._call.cancel()
