@@ -1,0 +1,479 @@
+"""The journal: an append-only, sealed log on local disk that one process writes and proves by reading back."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from audit.files import OS_FILES, Files
+from audit.follow import Follower, read_identity, read_shipped, write_identity, write_shipped
+from audit.recovery import DAMAGE_MARK, OpenCall, Recovery, recover
+from audit.seal import Random
+from audit.segments import (
+    MAX_ENTRY_BYTES,
+    FaultKind,
+    JournalFault,
+    Origin,
+    SegmentInfo,
+    encode_frame,
+    new_segment,
+    segment_path,
+    segments_in,
+)
+from audit.writing import SPACE, LiveSegment, begin, lock_directory
+from sidecar.core.model import Secret
+
+__all__ = [
+    "Bounds",
+    "FaultKind",
+    "Follower",
+    "Journal",
+    "JournalFault",
+    "OpenCall",
+    "Origin",
+    "Recovery",
+    "SegmentInfo",
+    "State",
+    "write_shipped",
+]
+
+SYNC_PERIOD_S: Final = 0.1  # mode batch: the most that a power cut can take
+STATE_PERIOD_S: Final = 0.2  # between two looks at the free space
+PROBE_PERIOD_S: Final = 1.0  # between two reads back, and two releases
+
+
+class State(StrEnum):
+    """Whether a new call may be admitted. FULL passes; FAULTED lasts until the process is started again."""
+
+    OK = "ok"
+    FULL = "full"
+    FAULTED = "faulted"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bytes and seconds, as warden.yaml's ``audit.journal`` states them.
+
+    Nothing new is admitted with less than ``min_free`` bytes free or at ``max_bytes``; calls that were admitted may
+    still write ``min_free`` bytes of output and outcomes. Shipped segments stay for ``keep_s``, but go earlier, oldest
+    first, where the journal would otherwise be full.
+    """
+
+    segment_bytes: int = 64 * 2**20
+    max_bytes: int = 8 * 2**30
+    min_free: int = 256 * 2**20
+    keep_s: float = 86400.0
+
+
+class Journal:
+    """One process's journal. ``append`` may be called from several threads; what is slow has a thread of its own."""
+
+    def __init__(
+        self,
+        directory: Path,
+        root: Secret,
+        origin: Origin,
+        bounds: Bounds,
+        *,
+        identity: str,
+        recovery: Recovery,
+        lock: int,
+        random: Random,
+        wall_ns: Callable[[], int],
+        files: Files,
+    ) -> None:
+        self.directory, self.identity, self.recovery = directory, identity, recovery
+        self._root, self._origin, self._bounds = root, origin, bounds
+        self._random, self._wall_ns, self._files, self._lock_file = random, wall_ns, files, lock
+        self._lock = threading.Lock()
+        self._segment: LiveSegment | None = None
+        self._retiring: list[LiveSegment] = []  # written to the end, not yet synced and closed
+        self._next = recovery.next_sequence
+        self._synced = self._next - 1
+        self._waiters: list[tuple[int, Future[JournalFault | None]]] = []
+        self._open: dict[str, int] = {call.call_id: call.sequence for call in recovery.open_calls}
+        self._fault: JournalFault | None = None
+        self._starved = False  # the last write met a full disk
+        self._closed_bytes = 0
+        self._closed: dict[int, Path] = {}  # by first sequence, in order
+        self._headroom = 0
+        self.released_early = 0  # segments that went before ``keep_s``, for space
+        self._wake, self._stop = threading.Event(), False
+        self._thread: threading.Thread | None = None
+        self._due = {"sync": 0.0, "state": 0.0, "probe": 0.0}
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        root: Secret,
+        origin: Origin,
+        bounds: Bounds,
+        *,
+        random: Random,
+        wall_ns: Callable[[], int],
+        monotonic: Callable[[], float] | None,
+        files: Files = OS_FILES,
+    ) -> Journal | JournalFault:
+        """Lock, recover, and go on in a new segment. ``monotonic`` None: no thread; the caller calls ``tick``."""
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = lock_directory(directory)
+        except OSError as fault:
+            return JournalFault(FaultKind.IO, f"{directory}: {fault.strerror}")
+        if isinstance(lock, JournalFault):
+            return lock
+        try:
+            recovery = recover(files, directory, root, read_shipped(directory))
+            if isinstance(recovery, JournalFault):
+                os.close(lock)
+                return recovery
+            identity = read_identity(directory)
+            if not identity:
+                identity = random(16).hex()
+                write_identity(directory, identity)
+            journal = cls(
+                directory,
+                root,
+                origin,
+                bounds,
+                identity=identity,
+                recovery=recovery,
+                lock=lock,
+                random=random,
+                wall_ns=wall_ns,
+                files=files,
+            )
+            journal._begin()
+        except OSError as fault:
+            os.close(lock)
+            return JournalFault(FaultKind.IO, f"{directory}: {fault.strerror}")
+        if monotonic is not None:
+            journal._start(monotonic)
+        return journal
+
+    def _begin(self) -> None:
+        for first, path in segments_in(self.directory):
+            self._closed[first] = path
+            self._closed_bytes += self._files.place(path).nbytes
+        self._measure()
+
+    # --- what every call asks -------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """Whether a new call may be admitted; no system call."""
+        if self._fault is not None:
+            return State.FAULTED
+        return State.FULL if self._headroom <= 0 or self._starved else State.OK
+
+    @property
+    def fault(self) -> JournalFault | None:
+        """Why the journal is FAULTED."""
+        return self._fault
+
+    @property
+    def next_sequence(self) -> int:
+        return self._next
+
+    @property
+    def nbytes(self) -> int:
+        """Of all segments."""
+        segment = self._segment
+        return self._closed_bytes + (segment.nbytes if segment is not None else 0)
+
+    @property
+    def open_calls(self) -> int:
+        return len(self._open)
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def append(self, entry: bytes, *, opens: str = "", closes: str = "", reserve: bool = False) -> int | JournalFault:
+        """Write one entry; its sequence, or why nothing was written.
+
+        ``opens`` and ``closes`` name the call whose first or last entry it is: a segment stays while a call in it is
+        open. ``reserve``: an entry of a call that was admitted, which may use the last of the space.
+        """
+        if len(entry) > MAX_ENTRY_BYTES:
+            return JournalFault(FaultKind.TOO_LARGE, f"an entry of {len(entry)} bytes is over {MAX_ENTRY_BYTES}")
+        with self._lock:
+            if self._fault is not None:
+                return self._fault
+            if self._headroom <= (-self._bounds.min_free if reserve else 0) or (self._starved and not reserve):
+                return self._full()
+            segment = self._segment
+            if segment is None or (segment.nbytes + len(entry) > self._bounds.segment_bytes and segment.index):
+                begun = self._rotate()
+                if isinstance(begun, JournalFault):
+                    return begun
+                segment = begun
+            frame = encode_frame(segment.sealer, segment.index, entry)
+            try:
+                segment.write(self._files, frame)
+            except OSError as cause:
+                return self._failed(segment, cause)
+            segment.wrote(len(frame))
+            self._headroom -= len(frame)
+            sequence = self._next
+            self._next = sequence + 1
+            if opens:
+                self._open[opens] = sequence
+            if closes:
+                self._open.pop(closes, None)
+            return sequence
+
+    def _full(self) -> JournalFault:
+        return JournalFault(FaultKind.FULL, f"{self.directory}: no space left for the journal")
+
+    def _failed(self, segment: LiveSegment, cause: OSError) -> JournalFault:
+        """Cut back to the last whole frame and close the segment: its next index may have been sealed and seen."""
+        try:
+            segment.cut(self._files)
+            self._retire(segment)
+        except OSError as again:
+            return self._fail(
+                JournalFault(FaultKind.IO, f"{segment.path}: {cause.strerror}; cutting back: {again.strerror}")
+            )
+        return self._refuse(segment.path, cause)
+
+    def _refuse(self, path: Path, cause: OSError) -> JournalFault:
+        if cause.errno in SPACE:
+            self._starved = True
+            return self._full()
+        return self._fail(JournalFault(FaultKind.IO, f"{path}: {cause.strerror}"))
+
+    def _fail(self, fault: JournalFault) -> JournalFault:
+        """The first fault stays until the process is started again; nothing is retried as if it had worked."""
+        self._fault = self._fault or fault
+        return self._fault
+
+    def _rotate(self) -> LiveSegment | JournalFault:
+        path = segment_path(self.directory, self._next)
+        try:
+            if self._segment is not None:
+                self._retire(self._segment)
+            head, opened = new_segment(
+                self._origin,
+                self.identity,
+                self._root,
+                self._random,
+                created_ns=self._wall_ns(),
+                first=self._next,
+                open_from=next(iter(self._open.values()), self._next),
+            )
+            self._segment = begin(self._files, path, head, opened)
+        except OSError as cause:
+            return self._refuse(path, cause)
+        self._headroom -= len(head)
+        return self._segment
+
+    def _retire(self, segment: LiveSegment) -> None:
+        """Under the lock. Raises OSError where an empty segment can't be removed."""
+        self._segment = None
+        if segment.index == 0:
+            self._files.close(segment.descriptor)
+            self._files.unlink(segment.path)
+            return
+        self._retiring.append(segment)
+        self._closed[segment.first] = segment.path
+        self._closed_bytes += segment.nbytes
+
+    # --- durability -----------------------------------------------------------------------------------------------
+
+    def synced(self, sequence: int | None = None) -> Future[JournalFault | None]:
+        """Done once everything up to ``sequence`` (default: all so far) outlives power: None, or why it doesn't."""
+        future: Future[JournalFault | None] = Future()
+        with self._lock:
+            through = self._next - 1 if sequence is None else sequence
+            pending = self._fault is None and through > self._synced
+            if pending:
+                self._waiters.append((through, future))
+        if pending:
+            self._wake.set()
+        else:
+            future.set_result(self._fault)
+        return future
+
+    def sync(self) -> JournalFault | None:
+        """Make everything written so far durable: files first, then the names of new ones."""
+        with self._lock:
+            through, segment, retiring = self._next - 1, self._segment, self._retiring
+            self._retiring = []
+            fault = self._fault
+        if fault is None and (through > self._synced or retiring):
+            fault = self._sync_files(segment, retiring)
+        else:
+            self._retiring += retiring
+        with self._lock:
+            if fault is None:
+                self._synced = max(self._synced, through)
+            else:
+                fault = self._fail(fault)
+            done = [waiter for waiter in self._waiters if fault is not None or waiter[0] <= self._synced]
+            self._waiters = [waiter for waiter in self._waiters if fault is None and waiter[0] > self._synced]
+        for _, future in done:
+            if future.set_running_or_notify_cancel():
+                future.set_result(fault)
+        return fault
+
+    def _sync_files(self, segment: LiveSegment | None, retiring: list[LiveSegment]) -> JournalFault | None:
+        try:
+            for old in retiring:
+                self._files.fsync(old.descriptor)
+                self._files.close(old.descriptor)
+            if segment is not None and segment not in retiring:
+                self._sync_current(segment)
+            if any(not old.listed for old in retiring) or (segment is not None and not segment.listed):
+                self._files.sync_directory(self.directory)
+                if segment is not None:
+                    segment.listed = True
+        except OSError as cause:
+            # Pages that failed to reach the disk are marked clean: a second fsync would lie (fsyncgate).
+            return JournalFault(FaultKind.IO, f"{self.directory}: fsync: {cause.strerror}")
+        return None
+
+    def _sync_current(self, segment: LiveSegment) -> None:
+        try:
+            self._files.fsync(segment.descriptor)
+        except OSError:
+            with self._lock:
+                if self._segment is not segment and segment not in self._retiring:
+                    return  # removed in between because nothing was in it
+            raise
+
+    # --- space, read-back, release --------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        """How many bytes may still be written before new calls are refused."""
+        try:
+            free = self._files.free(self.directory)
+        except OSError as cause:
+            with self._lock:
+                self._fail(JournalFault(FaultKind.IO, f"{self.directory}: {cause.strerror}"))
+            return
+        with self._lock:
+            self._headroom = min(free - self._bounds.min_free, self._bounds.max_bytes - self.nbytes)
+            self._starved = self._starved and self._headroom <= 0
+
+    def probe(self) -> JournalFault | None:
+        """Whether what was written is still there, under its name, and reads back."""
+        with self._lock:
+            segment, closed = self._segment, list(self._closed.values())
+            seen = (segment.nbytes, segment.last) if segment is not None else (0, 0)
+        fault = self._missing(closed)
+        if fault is None and segment is not None:
+            fault = segment.read_back(self._files, *seen)
+        if fault is not None:
+            with self._lock:
+                if segment is None or segment.index or self._segment is segment:
+                    return self._fail(fault)
+                # A segment without a frame that a failed write has removed meanwhile.
+        return None
+
+    def _missing(self, closed: list[Path]) -> JournalFault | None:
+        try:
+            names = {path for _, path in segments_in(self.directory)}
+        except OSError as cause:
+            return JournalFault(FaultKind.DELETED, f"{self.directory}: {cause.strerror}")
+        gone = next((path for path in closed if path not in names), None)
+        return None if gone is None else JournalFault(FaultKind.DELETED, f"{gone} was deleted before it was released")
+
+    def release(self) -> int:
+        """Remove segments that are shipped, older than ``keep_s`` and without an open call; how many went.
+
+        Where the journal is nearly full, shipped ones go before their time: refusing every call for the sake of copies
+        that the database already has would be the wrong way round.
+        """
+        shipped, removed = read_shipped(self.directory), 0
+        while (oldest := self._releasable(shipped)) is not None:
+            path, early = oldest
+            try:
+                nbytes = self._files.place(path).nbytes
+                self._files.unlink(path)
+                self._files.sync_directory(self.directory)
+            except OSError as cause:
+                with self._lock:
+                    self._fail(JournalFault(FaultKind.IO, f"{path}: releasing it: {cause.strerror}"))
+                return removed
+            with self._lock:
+                self._closed_bytes -= nbytes
+            self.released_early += early
+            removed += 1
+        if removed:
+            self._measure()
+        return removed
+
+    def _releasable(self, shipped: int) -> tuple[Path, bool] | None:
+        """The oldest segment that may go; taken off the list of those that must be there."""
+        with self._lock:
+            firsts = [*self._closed, self._segment.first if self._segment is not None else self._next]
+            bound = min(shipped + 1, next(iter(self._open.values()), self._next))
+            crowded = self.nbytes + 2 * self._bounds.segment_bytes > self._bounds.max_bytes or self.state is State.FULL
+            busy = {segment.first for segment in self._retiring}
+            for first, following in itertools.pairwise(firsts):
+                path = self._closed[first]
+                if following > bound or first in busy:
+                    return None
+                if path.with_name(path.name + DAMAGE_MARK).exists():
+                    continue  # evidence of damage stays until a person has seen to it
+                with contextlib.suppress(FileNotFoundError):
+                    expired = self._wall_ns() - path.stat().st_mtime_ns >= self._bounds.keep_s * 1e9
+                    if expired or crowded:
+                        del self._closed[first]
+                        return path, not expired
+                return None
+        return None
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """What is due at ``now`` (monotonic seconds)."""
+        if self._waiters or now >= self._due["sync"]:
+            self._due["sync"] = now + SYNC_PERIOD_S
+            self.sync()
+        if now >= self._due["state"]:
+            self._due["state"] = now + STATE_PERIOD_S
+            self._measure()
+        if now >= self._due["probe"]:
+            self._due["probe"] = now + PROBE_PERIOD_S
+            if self.probe() is None and self._fault is None:
+                self.release()
+
+    def _start(self, monotonic: Callable[[], float]) -> None:
+        def run() -> None:
+            while not self._stop:
+                self._wake.wait(SYNC_PERIOD_S)
+                self._wake.clear()
+                try:
+                    self.tick(monotonic())
+                except Exception as bug:  # noqa: BLE001 — without this thread nothing is durable: closed, not silent
+                    with self._lock:
+                        self._fail(JournalFault(FaultKind.IO, f"{self.directory}: {bug!r}"))
+                    self.sync()
+
+        self._thread = threading.Thread(target=run, name="journal-sync", daemon=True)
+        self._thread.start()
+
+    def close(self) -> JournalFault | None:
+        """Make all durable, stop the thread, let the lock go. A fault is what could not be made durable."""
+        self._stop = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        fault = self.sync()
+        with self._lock:
+            segment, retiring, self._segment, self._retiring = self._segment, self._retiring, None, []
+            self._fail(JournalFault(FaultKind.CLOSED, f"{self.directory}: the journal is closed"))
+        for old in (*retiring, *([segment] if segment is not None else [])):
+            with contextlib.suppress(OSError):
+                self._files.close(old.descriptor)
+        os.close(self._lock_file)
+        return fault

@@ -1,0 +1,363 @@
+"""Turns what the governor decides into journal entries, keeping as much of each call as its audit level says."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final
+
+from audit import record
+from audit.journal import FaultKind, Journal, JournalFault, OpenCall
+from audit.record import CallFacts, Content, Entry, Event, Settled, Tensor, encode
+from sidecar.core.governor import Output, Recorded, Refused
+from sidecar.core.model import (
+    NO_FACTS,
+    Admission,
+    AuditLevel,
+    AuditRule,
+    Call,
+    Denial,
+    Durability,
+    InferenceFacts,
+    Instant,
+    Outcome,
+    OutcomeKind,
+    ParameterValue,
+    Principal,
+    Usage,
+)
+from sidecar.core.reasons import REASONS, Code, Reason
+
+__all__ = ["JournalRecorder"]
+
+# What a tenant's message may put into an entry beside its content; the rest is cut, and stands in the message's length.
+TEXT_CHARS: Final = 1024
+PARAMETERS: Final = 256
+TENSORS: Final = 256
+DIMENSIONS: Final = 64
+_INT_BITS: Final = 63  # MessagePack's largest signed integer
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+_NOTHING: Final = Content()
+_NOBODY: Final = Principal(tenant="", name="", kind="observed")
+_RETRY_S: Final = 1.0  # a full disk or a restart passes in seconds, not sooner
+ABORTED_WORDS: Final = (
+    "the sidecar ended before this call did; what was sent after its last journaled output is unknown"
+)
+ACTOR: Final = "serve"
+
+
+class JournalRecorder:
+    """``ports.Recorder`` over a journal; safe from several threads. ``content_bytes`` bounds a prompt, and an output."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        content_bytes: int,
+        durability: Durability,
+        new_id: Callable[[], str],
+        now: Callable[[], Instant],
+    ) -> None:
+        self._journal = journal
+        self._append = journal.append
+        self._bound = content_bytes
+        self._durability = durability
+        self._new_id, self._now = new_id, now
+
+    # --- ports.Recorder -------------------------------------------------------------------------------------------
+
+    def admitted(self, admission: Admission, at: Instant) -> Denial | None:
+        rule = admission.verdict.audit
+        facts = _facts(
+            admission.call,
+            admission.principal,
+            admission.facts,
+            rule,
+            at,
+            model=admission.facts.model or admission.verdict.profile.name,
+            version=admission.facts.version,
+            data_class=admission.verdict.data_class or admission.call.data_class,
+            rule=admission.verdict.rule,
+            bundle=admission.verdict.bundle,
+            prompt=_prompt(admission.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
+            would_refuse=admission.would_refuse.reason if admission.would_refuse is not None else "",
+        )
+        return self._write(record.Admitted(facts), opens=facts.call_id)
+
+    def refused(self, refused: Refused, at: Instant) -> Denial | None:
+        denial, verdict = refused.denial, refused.verdict
+        rule = verdict.audit if verdict is not None and _may_keep(refused) else AuditRule(level=AuditLevel.METADATA)
+        facts = _facts(
+            refused.call,
+            refused.principal or _NOBODY,
+            refused.facts,
+            rule,
+            at,
+            model=refused.facts.model or refused.head.model,
+            version=refused.facts.version or refused.head.version,
+            data_class=(verdict.data_class if verdict is not None else "") or refused.call.data_class,
+            rule=denial.rule,
+            bundle=refused.bundle,
+            prompt=_prompt(refused.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
+            would_refuse="",
+        )
+        detail, internal = _text(denial.detail), _text(denial.internal)
+        return self._write(
+            record.Refused(facts, denial.reason.value, int(REASONS[denial.reason].code), detail, internal)
+        )
+
+    def output(self, recorded: Recorded, output: Output, at: Instant) -> Denial | None:
+        texts = self._output(recorded, output)
+        if not texts:
+            return None
+        call_id = recorded.admission.call.id
+        return self._write(record.Output(call_id, at.wall_ns, output.offset, texts), reserve=True)
+
+    def settled(self, recorded: Recorded, output: Output, outcome: Outcome, usage: Usage, at: Instant) -> Denial | None:
+        call_id = recorded.admission.call.id
+        entry = Settled(
+            call_id=call_id,
+            at_ns=at.wall_ns,
+            outcome=outcome.kind.value,
+            status=int(outcome.status),
+            reason=outcome.reason.value if outcome.reason is not None else "",
+            internal=_text(outcome.internal),
+            offset=output.offset,
+            texts=self._output(recorded, output),
+            output_bytes=recorded.delivered_bytes,
+            output_sha256=recorded.output_sha256,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            input_exact=usage.input_exact,
+            output_exact=usage.output_exact,
+            responses=usage.responses,
+            response_bytes=usage.response_bytes,
+            first_response_ns=usage.first_response_ns,
+            duration_ns=usage.duration_ns,
+            model_version=_text(usage.model_version),
+        )
+        return self._write(entry, closes=call_id, reserve=True)
+
+    # --- beside the port ------------------------------------------------------------------------------------------
+
+    def durable(self, recorded: Recorded) -> Future[Denial | None] | None:
+        """For a strict call: done when all its entries so far outlive power. None where nobody has to wait.
+
+        The transport awaits it after ``Governor.open`` before forwarding, and after ``settle`` before the final frame.
+        """
+        durability = recorded.admission.verdict.audit.durability or self._durability
+        if durability is Durability.BATCH:
+            return None
+        answer: Future[Denial | None] = Future()
+
+        def tell(synced: Future[JournalFault | None]) -> None:
+            if answer.set_running_or_notify_cancel():
+                fault = synced.result()
+                answer.set_result(None if fault is None else _unavailable(fault))
+
+        # All so far is a superset of this call's own entries, and one fsync covers both.
+        self._journal.synced().add_done_callback(tell)
+        return answer
+
+    def event(self, kind: str, actor: str, detail: Mapping[str, ParameterValue]) -> Denial | None:
+        """Journal what belongs in the log and is no call: bundle loads, recoveries, drain."""
+        return self._write(Event(self._new_id(), self._now().wall_ns, kind, actor, _scalars(detail)), reserve=True)
+
+    def recovered(self) -> Denial | None:
+        """Give each call that a crash cut off its ``aborted`` outcome, and say what recovery found; once, at start."""
+        recovery, at = self._journal.recovery, self._now()
+        for call in recovery.open_calls:
+            denial = self._write(_aborted(call, at), closes=call.call_id, reserve=True)
+            if denial is not None:
+                return denial
+        for fault in recovery.faults:
+            detail: dict[str, ParameterValue] = {"kind": fault.kind.value, "detail": fault.detail}
+            if fault.first is not None and fault.last is not None:
+                detail |= {"first": fault.first, "last": fault.last}
+            denial = self.event("journal_fault", ACTOR, detail)
+            if denial is not None:
+                return denial
+        detail = {
+            "aborted": len(recovery.open_calls),
+            "truncated_bytes": recovery.truncated_bytes,
+            "faults": len(recovery.faults),
+            "sequence": recovery.next_sequence,
+        }
+        return self.event("journal_opened", ACTOR, detail)
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def _write(self, entry: Entry, *, opens: str = "", closes: str = "", reserve: bool = False) -> Denial | None:
+        try:
+            data = encode(entry)
+        except (UnicodeEncodeError, OverflowError):
+            data = encode(_cleaned(entry))
+        written = self._append(data, opens=opens, closes=closes, reserve=reserve)
+        return None if isinstance(written, int) else _unavailable(written)
+
+    def _kept(self, level: AuditLevel, least: AuditLevel) -> int | None:
+        """How many bytes of a content are kept at ``level``; None: none of it, only length and digest."""
+        keeps = level is AuditLevel.FULL or level is least
+        return self._bound if keeps else None
+
+    def _output(self, recorded: Recorded, output: Output) -> list[bytes]:
+        """The part of ``output`` that is kept: the first ``content_bytes`` of the call's whole output, level full."""
+        if recorded.admission.verdict.audit.level is not AuditLevel.FULL:
+            return []
+        return _cut(output.texts, self._bound - output.offset)
+
+
+def _may_keep(refused: Refused) -> bool:
+    """Whether a refused call's content may be kept: never of an unknown caller, nor where it may not be stored."""
+    reason = refused.denial.reason
+    known = refused.principal is not None and REASONS[reason].code is not Code.UNAUTHENTICATED
+    return known and not reason.startswith("RESIDENCY_")
+
+
+def _unavailable(fault: JournalFault) -> Denial:
+    retry = None if fault.kind is FaultKind.TOO_LARGE else _RETRY_S
+    return Denial(Reason.AUDIT_UNAVAILABLE, retry_after=retry, rule="journal", internal=f"{fault.kind}: {fault.detail}")
+
+
+def _aborted(call: OpenCall, at: Instant) -> Settled:
+    full = call.level == AuditLevel.FULL
+    return Settled(
+        call_id=call.call_id,
+        at_ns=at.wall_ns,
+        outcome=OutcomeKind.ABORTED.value,
+        status=int(Code.UNAVAILABLE),
+        reason="",
+        internal=ABORTED_WORDS,
+        offset=call.output_bytes,
+        texts=[],
+        output_bytes=call.output_bytes,
+        output_sha256=call.output_sha256 if full else b"",
+        input_tokens=call.prompt_tokens,
+        output_tokens=0,
+        input_exact=False,
+        output_exact=False,
+        responses=0,
+        response_bytes=0,
+        first_response_ns=None,
+        duration_ns=max(call.last_ns - call.started_ns, 0),
+    )
+
+
+# --- what an entry holds ------------------------------------------------------------------------------------------
+
+
+def _facts(
+    call: Call,
+    principal: Principal,
+    facts: InferenceFacts,
+    audit: AuditRule,
+    at: Instant,
+    *,
+    model: str,
+    version: str,
+    data_class: str,
+    rule: str,
+    bundle: str,
+    prompt: Content,
+    would_refuse: str,
+) -> CallFacts:
+    trace = call.trace
+    inferred = facts is not NO_FACTS
+    return CallFacts(
+        call.id,
+        call.arrived.wall_ns,
+        at.wall_ns,
+        call.method.path if len(call.method.path) <= TEXT_CHARS else call.method.path[:TEXT_CHARS],
+        principal.tenant,
+        principal.name,
+        principal.kind if principal is not _NOBODY else "",
+        principal.issuer,
+        principal.key_id,
+        _text(principal.subject or call.subject),
+        _text(principal.conversation or call.conversation),
+        _text(model),
+        _text(version),
+        _text(facts.request_id),
+        _text(data_class),
+        rule,
+        bundle,
+        audit.level.value,
+        audit.retention_days,
+        call.peer,
+        trace.trace_id if trace is not None else "",
+        trace.span_id if trace is not None else "",
+        (trace.parent_id or "") if trace is not None else "",
+        trace.sampled if trace is not None else False,
+        _scalars(facts.parameters) if facts.parameters else {},
+        [Tensor(_text(t.name), _text(t.datatype), list(t.shape[:DIMENSIONS]), t.nbytes) for t in facts.inputs[:TENSORS]]
+        if inferred
+        else [],
+        len(call.message),
+        facts.prompt_tokens,
+        facts.requested_tokens,
+        prompt,
+        would_refuse,
+    )
+
+
+def _prompt(prompts: tuple[bytes, ...], kept: int | None) -> Content:
+    """Length and digest of the whole; the first ``kept`` bytes of it."""
+    if not prompts:
+        return _NOTHING
+    if len(prompts) == 1:
+        nbytes, digest = len(prompts[0]), hashlib.sha256(prompts[0]).digest()
+    else:
+        whole = hashlib.sha256()
+        for prompt in prompts:
+            whole.update(prompt)
+        nbytes, digest = sum(map(len, prompts)), whole.digest()
+    return Content(nbytes, digest, None if kept is None else _cut(prompts, kept))
+
+
+def _cut(texts: tuple[bytes, ...], room: int) -> list[bytes]:
+    """The first ``room`` bytes of ``texts``."""
+    if sum(map(len, texts)) <= room:
+        return list(texts)
+    kept: list[bytes] = []
+    for text in texts:
+        if room <= 0:
+            break
+        kept.append(text[:room])
+        room -= len(text)
+    return kept
+
+
+def _text(value: str) -> str:
+    return value if len(value) <= TEXT_CHARS else value[:TEXT_CHARS]
+
+
+def _scalars(values: Mapping[str, Any]) -> dict[str, ParameterValue]:
+    """The scalars of ``values``, bounded in number and length."""
+    kept: dict[str, ParameterValue] = {}
+    for name, value in values.items():
+        if len(kept) == PARAMETERS:
+            break
+        if isinstance(value, str):
+            kept[_text(name)] = _text(value)
+        elif isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() <= _INT_BITS):
+            kept[_text(name)] = value
+        elif isinstance(value, int):
+            kept[_text(name)] = f"{value:#x}"[:TEXT_CHARS]
+    return kept
+
+
+def _cleaned(entry: Any) -> Any:
+    """``entry`` with what MessagePack can't carry replaced: lone surrogates, and integers over 64 bits."""
+    if isinstance(entry, str):
+        return _SURROGATE.sub("\ufffd", entry)
+    if isinstance(entry, int) and not isinstance(entry, bool):
+        return max(-(2**63), min(2**63 - 1, entry))
+    if isinstance(entry, list):
+        return [_cleaned(item) for item in entry]
+    if isinstance(entry, dict):
+        return {_cleaned(name): _cleaned(value) for name, value in entry.items()}
+    fields = getattr(entry, "__struct_fields__", None)
+    return entry if fields is None else type(entry)(*(_cleaned(getattr(entry, name)) for name in fields))

@@ -1,0 +1,259 @@
+"""What a sidecar finds when it opens its journal again: where to go on, what was cut off, what is damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, assert_never
+
+import msgspec
+
+from audit.files import Files
+from audit.record import Admitted, Event, Output, Refused, Settled, decode
+from audit.segments import (
+    End,
+    FaultKind,
+    Frame,
+    FrameReader,
+    JournalFault,
+    Lost,
+    OpenSegment,
+    read_info,
+    segment_path,
+    segments_in,
+    unlock,
+)
+from sidecar.core.model import Secret
+
+__all__ = ["DAMAGE_MARK", "OpenCall", "Recovery", "recover"]
+
+DAMAGE_MARK: Final = ".damaged"  # beside a damaged segment; it is then never changed and never released
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A call that was admitted and never settled. ``output_*`` are of what had been journaled of its output."""
+
+    call_id: str
+    sequence: int
+    started_ns: int
+    last_ns: int  # when its last entry was written
+    level: str
+    prompt_tokens: int
+    output_bytes: int
+    output_sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What recovery found and did."""
+
+    next_sequence: int
+    open_calls: tuple[OpenCall, ...] = ()
+    faults: tuple[JournalFault, ...] = ()
+    truncated_bytes: int = 0
+    segments: int = 0
+
+
+@dataclass(slots=True)
+class _Live:
+    admitted: Admitted
+    sequence: int
+    last_ns: int
+    nbytes: int = 0
+    digest: hashlib._Hash = field(default_factory=hashlib.sha256)
+
+    def frozen(self) -> OpenCall:
+        call = self.admitted.call
+        return OpenCall(
+            call.call_id,
+            self.sequence,
+            call.started_ns,
+            self.last_ns,
+            call.level,
+            call.prompt_tokens,
+            self.nbytes,
+            self.digest.digest(),
+        )
+
+
+class _Calls:
+    """The calls that are open after the entries so far."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, _Live] = {}
+
+    def add(self, sequence: int, data: bytes) -> None:
+        try:
+            entry = decode(data)
+        except (msgspec.DecodeError, UnicodeError):
+            return  # the shipper reports it; what can't be read opens and closes nothing
+        match entry:
+            case Admitted(call=facts):
+                self.live[facts.call_id] = _Live(entry, sequence, facts.decided_ns)
+            case Output():
+                live = self.live.get(entry.call_id)
+                if live is not None:
+                    live.last_ns = entry.at_ns
+                    for text in entry.texts:
+                        live.nbytes += len(text)
+                        live.digest.update(text)
+            case Settled():
+                self.live.pop(entry.call_id, None)
+            case Refused() | Event():
+                return
+            case _:
+                assert_never(entry)
+
+
+class _Scan:
+    """One recovery; the caller holds the journal's lock."""
+
+    def __init__(self, files: Files, directory: Path, root: Secret) -> None:
+        self._files, self._directory, self._root = files, directory, root
+        self.faults: list[JournalFault] = []
+        self.truncated = 0
+        self.calls = _Calls()
+        self.next: int | None = None
+
+    def run(self) -> JournalFault | None:
+        """Read from the segment where the oldest open call may have begun. A fault here means: don't open."""
+        found = segments_in(self._directory)
+        start = self._start(found)
+        for place, (first, path) in enumerate(found):
+            following = found[place + 1][0] if place + 1 < len(found) else None
+            if following is not None and following <= start:
+                continue  # ends before ``start``; its last sequence is the next one's business
+            fault = self._segment(first, path, last=following is None)
+            if fault is not None:
+                return fault
+        return None
+
+    def _start(self, found: list[tuple[int, Path]]) -> int:
+        """The lowest sequence of a call that can still be open, as the newest readable header says."""
+        for _, path in reversed(found):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                header = read_info(descriptor)
+            finally:
+                os.close(descriptor)
+            if header is not None:
+                return header[0].open_from
+        return 0
+
+    def _segment(self, first: int, path: Path, *, last: bool) -> JournalFault | None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            match unlock(descriptor, path, self._root):
+                case OpenSegment() as segment:
+                    self._frames(descriptor, path, segment, last=last)
+                case JournalFault(kind=FaultKind.KEY) as fault:
+                    return fault
+                case JournalFault() as fault:
+                    self._headless(descriptor, first, path, fault, last=last)
+        finally:
+            os.close(descriptor)
+        return None
+
+    def _frames(self, descriptor: int, path: Path, segment: OpenSegment, *, last: bool) -> None:
+        first = segment.info.first
+        if self.next is not None and first > self.next:
+            self.faults.append(
+                JournalFault(FaultKind.GAP, f"{path}: nothing holds {self.next} to {first - 1}", self.next, first - 1)
+            )
+        damage: list[JournalFault] = []
+        end = End(0, segment.start, 0)
+        for item in _items(FrameReader(descriptor, segment)):
+            match item:
+                case Frame():
+                    self.calls.add(first + item.index, item.entry)
+                case Lost():
+                    damage.append(
+                        JournalFault(
+                            FaultKind.DAMAGED,
+                            f"{path}: damaged at byte {item.offset}",
+                            first + item.index,
+                            first + item.resumes - 1,
+                        )
+                    )
+                case End():
+                    end = item
+                case _:
+                    assert_never(item)
+        self.next = first + end.index
+        if end.left and (damage or not last):
+            damage.append(JournalFault(FaultKind.DAMAGED, f"{path}: {end.left} bytes after byte {end.offset} are lost"))
+        elif end.left:
+            self._cut(descriptor, end)
+        if damage:
+            self._put_aside(path, damage)
+        elif last and end.index == 0:
+            self._files.unlink(path)  # nothing in it; the next segment takes its name
+
+    def _cut(self, descriptor: int, end: End) -> None:
+        self._files.truncate(descriptor, end.offset)
+        self._files.fsync(descriptor)
+        self.truncated += end.left
+
+    def _headless(self, descriptor: int, first: int, path: Path, fault: JournalFault, *, last: bool) -> None:
+        """A header that a crash tore has nothing after it; any other is damage."""
+        nbytes = os.fstat(descriptor).st_size
+        if last and (nbytes == 0 or (read_info(descriptor) is None and not _marked(descriptor))):
+            self._files.unlink(path)
+            self.truncated += nbytes
+            self.next = max(self.next or 0, first)
+            return
+        self._put_aside(path, [fault])
+        self.next = max(self.next or 0, first + _most_frames(nbytes))
+
+    def _put_aside(self, path: Path, damage: list[JournalFault]) -> None:
+        self.faults += damage
+        mark = path.with_name(path.name + DAMAGE_MARK)
+        mark.write_text("".join(f"{fault.detail}\n" for fault in damage), encoding="utf-8")
+
+
+def _marked(descriptor: int) -> bool:
+    """Whether anything that looks like a frame is in the file; bounded by a header's greatest length."""
+    return b"\xf5WF\x01" in os.pread(descriptor, 256 * 1024, 0)
+
+
+def _most_frames(nbytes: int) -> int:
+    """No more sequences than this can be in ``nbytes``: an unreadable segment's may have been shipped already."""
+    return nbytes // 32 + 1
+
+
+def _items(reader: FrameReader) -> Iterator[Frame | Lost | End]:
+    while True:
+        item = reader.next(search=True)
+        yield item
+        if isinstance(item, End):
+            return
+
+
+def recover(files: Files, directory: Path, root: Secret, shipped: int) -> Recovery | JournalFault:
+    """Make the journal whole: cut a torn tail, put damage aside, find the open calls. Raises OSError.
+
+    The next sequence is past everything written here *and* everything shipped, so that no sequence is used twice
+    even where the disk lost what the shipper had already read.
+    """
+    scan = _Scan(files, directory, root)
+    fault = scan.run()
+    if fault is not None:
+        return fault
+    following = max(scan.next or 0, shipped + 1)
+    if following > (scan.next or 0):
+        scan.faults.append(
+            JournalFault(
+                FaultKind.GAP,
+                f"{directory}: shipped up to {shipped}, but the journal ends before",
+                scan.next or 0,
+                shipped,
+            )
+        )
+    while segment_path(directory, following).exists():  # a damaged segment keeps its name
+        following += 1
+    calls = tuple(live.frozen() for live in scan.calls.live.values())
+    return Recovery(following, calls, tuple(scan.faults), scan.truncated, len(segments_in(directory)))
