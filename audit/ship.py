@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -39,7 +39,7 @@ class Source(Protocol):
 
     @property
     def identity(self) -> str:
-        """Which journal this is: a new directory is a new journal, whose sequence starts over."""
+        """Which journal this is ("": none yet): a new directory is a new journal, whose sequence starts over."""
         ...
 
     def seek(self, sequence: int) -> None:
@@ -47,11 +47,15 @@ class Source(Protocol):
         ...
 
     def read(self, limit: int) -> Sequence[Item]:
-        """Up to ``limit`` entries that are there now, in order; empty at the end."""
+        """Up to ``limit`` entries that are there now, in order; empty at the end. Raises OSError."""
         ...
 
     def waiting(self) -> int:
         """Entries that were written and not read yet (about)."""
+        ...
+
+    def sync(self) -> None:
+        """Make durable what was read, before the database has it."""
         ...
 
     def shipped(self, sequence: int) -> None:
@@ -119,6 +123,10 @@ class _Pending:
 DEFAULT: Final = Bounds()
 
 
+class JournalError(Exception):
+    """The journal cannot be followed as it is; waiting may help."""
+
+
 class StoppedError(Exception):
     """Asked to stop while the database was away; what is pending is still in the journal."""
 
@@ -136,8 +144,9 @@ class Shipper:
         self._pending = _Pending()
         self._read = -1  # the last sequence that was read
         self._place: Place | None = None
-        self._stored_at = 0.0
-        self._today: object = None
+        self._stored_at = self._looked_at = 0.0
+        self._today: date | None = None
+        self._journal = ""
 
     def run(self) -> None:
         """Raises WrongJurisdictionError; every other trouble is waited out."""
@@ -156,12 +165,16 @@ class Shipper:
 
     def _begin(self) -> None:
         """Check the database, and rebuild the calls that had not ended by reading from where they began."""
+        journal = self._parts.source.identity
+        if not journal:
+            raise JournalError(f"there is no journal in {self._parts.directory} yet")
         with store.transaction(self._parts.engine) as connection:
             store.check_jurisdiction(connection, self._parts.jurisdiction)
             store.ensure_partitions(connection, store.days_ahead(self._parts.now().date()))
-            cursor = store.cursor_of(connection, self._parts.source.identity)
+            cursor = store.cursor_of(connection, journal)
+        self.status.database_up = True
         self._today = self._parts.now().date()
-        self._cursor = cursor or store.NO_CURSOR
+        self._journal, self._cursor = journal, cursor or store.NO_CURSOR
         self._joiner, self._pending = Joiner(), _Pending()
         self._parts.source.seek(self._cursor.needed)
         self._read = self._cursor.needed - 1
@@ -170,8 +183,10 @@ class Shipper:
     def _follow(self) -> None:
         while True:
             stopping = self._stop.is_set()
-            items = () if stopping else self._parts.source.read(self._bounds.read)
+            items = () if stopping else self._patiently(self._next)
             for item in items:
+                if item.place.journal != self._journal:
+                    raise store.FencedError("the journal was replaced by another")
                 if self._place is not None and item.place.sidecar != self._place.sidecar:
                     self._flush()  # a batch belongs to one sidecar's log
                 self._place = item.place
@@ -185,6 +200,15 @@ class Shipper:
                 return
             if not items:
                 self._stop.wait(self._bounds.idle)
+
+    def _next(self) -> Sequence[Item]:
+        items = self._parts.source.read(self._bounds.read)
+        at = self._parts.monotonic()
+        if not items and at - self._looked_at >= self._bounds.cursor:
+            self._looked_at = at
+            if self._parts.source.identity != self._journal:
+                raise store.FencedError("the journal was replaced by another")
+        return items
 
     def _due(self, *, stopping: bool) -> bool:
         at, pending = self._parts.monotonic(), self._pending
@@ -276,6 +300,7 @@ class Shipper:
         ]
         batch = store.Batch(place.sidecar, place.journal, self._cursor, after, pending.rows, bundles)
         done = self._patiently(lambda: self._store(batch))
+        self.status.database_up = True
         self._cursor, self._pending = after, _Pending()
         self._stored_at = self._parts.monotonic()
         self.status.shipped_sequence, self.status.position = after.needed - 1, done.next_position
@@ -289,6 +314,7 @@ class Shipper:
                 self._parts.ended(call)
 
     def _store(self, batch: store.Batch) -> store.Committed:
+        self._parts.source.sync()
         today = self._parts.now().date()
         with store.transaction(self._parts.engine) as connection:
             if today != self._today:
@@ -305,7 +331,7 @@ class Shipper:
                 result = act()
             except (store.WrongJurisdictionError, store.FencedError):
                 raise
-            except (sa.exc.SQLAlchemyError, store.MismatchError, OSError) as fault:
+            except (sa.exc.SQLAlchemyError, store.MismatchError, JournalError, OSError) as fault:
                 self._trouble(fault)
                 self._parts.engine.dispose()
                 self._measure()
@@ -313,11 +339,12 @@ class Shipper:
                     raise StoppedError from fault
                 wait = min(wait * 2, self._bounds.backoff_most)
             else:
-                self.status.database_up, self.status.last_error = True, None
+                self.status.last_error = None
                 return result
 
     def _trouble(self, fault: Exception) -> None:
-        self.status.database_up = isinstance(fault, store.FencedError)
+        if isinstance(fault, sa.exc.SQLAlchemyError | store.MismatchError):
+            self.status.database_up = False
         self.status.last_error = " ".join(str(getattr(fault, "orig", None) or fault).split())[:500]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import pickle
 import random
 import threading
 import time
@@ -56,6 +57,9 @@ class FakeJournal:
 
     def waiting(self) -> int:
         return len(self.items) - self.position
+
+    def sync(self) -> None:
+        """It is in memory."""
 
     def shipped(self, sequence: int) -> None:
         self.shipped_to = sequence
@@ -200,3 +204,10 @@ def wait_until(holds: Any, *, seconds: float = 20.0) -> None:
 
 
 __all__ = ["CallRecord", "FakeJournal", "Shipping", "completed", "event", "facts", "refused", "settled", "wait_until"]
+
+
+def ship_until_killed(dsn: str, items: str, directory: str) -> None:
+    """The body of a child process that a test kills: small batches, so that it is killed in every phase."""
+    journal = FakeJournal(items=pickle.loads(Path(items).read_bytes()))
+    bounds = Bounds(rows=25, seconds=0.001, idle=0.001, read=40, cursor=0.001)
+    shipper(journal, dsn, Path(directory), bounds=bounds).run()

@@ -1,0 +1,307 @@
+"""audit.search and `warden audit` / `warden db` on a real Postgres: filters, pages, reveals, and the record of each look."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from audit import search as search_module
+from audit import store
+from audit.content import ContentSealer
+from audit.record import Admitted
+from audit.search import Asker, Filter, Keyset, search, show
+from sidecar.cli.audit import app as audit_app
+from sidecar.cli.db import app as db_app
+from tests.support.postgres import query
+from tests.support.store import ROOT, FakeJournal, Shipping, completed, content, facts, refused, settled, wait_until
+
+_numbers = itertools.count()
+AT = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
+SHAPE = [
+    "call_id", "started_at", "tenant", "principal", "key_id", "subject", "conversation", "method", "model",
+    "model_version", "model_digest", "data_class", "rule", "outcome", "reason", "status", "prompt", "output",
+    "input_tokens", "output_tokens", "ttft_ms", "duration_ms", "region", "jurisdiction", "bundle", "trace_id",
+    "sidecar", "position",
+]  # fmt: skip
+
+
+def asker(*, reveal: bool = False, reason: str = "", at: datetime = AT) -> Asker:
+    return Asker("cli:ada", at, (f"look-{n}" for n in _numbers), reason, reveal)
+
+
+@pytest.fixture
+def filled(dsn: str, tmp_path: Path) -> str:
+    """Six calls, a minute apart, the last one newest."""
+    journal = FakeJournal()
+    journal.append(
+        *completed(AT - timedelta(minutes=6), call_id="c1", tenant="birch", subject="patient 7"),
+        *completed(AT - timedelta(minutes=5), call_id="c2", model="embed", trace_id="a" * 32, conversation="k1"),
+        refused(AT - timedelta(minutes=4), call_id="c3", key_id="KEY1", principal="robot", data_class="phi"),
+        *completed(
+            AT - timedelta(minutes=3),
+            call_id="c4",
+            rule="access/phi.cedar:permit",
+            prompt=content(b"caf\xc3", b"\xa9 \xff"),
+        ),
+    )
+    broken = facts(AT - timedelta(minutes=2), call_id="c5", level="metadata", prompt=content(b"x"))
+    broken = type(broken)(
+        **{name: getattr(broken, name) for name in broken.__struct_fields__}
+        | {"prompt": type(broken.prompt)(4, b"\x01" * 32)}
+    )
+    journal.append(Admitted(broken), settled(broken, outcome="failed", status=14, reason="UPSTREAM_UNAVAILABLE"))
+    split = facts(AT - timedelta(minutes=1), call_id="c6")
+    journal.append(
+        Admitted(split), settled(split, b"na\xc3", b"\xafve <b>[red]\x1b[31m", outcome="cancelled", status=1)
+    )
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 6)
+    return dsn
+
+
+def ask(dsn: str, asked: Filter, who: Asker | None = None, root: bytes = ROOT) -> list[dict[str, Any]]:
+    engine = store.connect(dsn, application="test")
+    try:
+        page = search(engine, asked, who or asker(), ContentSealer(root), "EU")
+        return [found.shape() for found in page.found]
+    finally:
+        engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (Filter(), ["c6", "c5", "c4", "c3", "c2", "c1"]),
+        (Filter(tenant="birch"), ["c1"]),
+        (Filter(model="embed"), ["c2"]),
+        (Filter(outcome="completed"), ["c4", "c2", "c1"]),
+        (Filter(outcome="cancelled"), ["c6"]),
+        (Filter(refused_for="RATE_TOKENS"), ["c3"]),
+        (Filter(refused_for="UPSTREAM_UNAVAILABLE"), []),  # that one failed, nobody refused it
+        (Filter(principal="robot"), ["c3"]),
+        (Filter(key="KEY1"), ["c3"]),
+        (Filter(subject="patient 7"), ["c1"]),
+        (Filter(conversation="k1"), ["c2"]),
+        (Filter(data_class="phi"), ["c3"]),
+        (Filter(rule="access/phi.cedar:permit"), ["c4"]),
+        (Filter(region="us-east-1"), []),
+        (Filter(call="c4"), ["c4"]),
+        (Filter(trace="a" * 32), ["c2"]),
+        (Filter(since=AT - timedelta(minutes=2)), ["c6", "c5"]),
+        (Filter(until=AT - timedelta(minutes=5)), ["c1"]),
+        (Filter(tenant="acme", limit=2), ["c6", "c5"]),
+        (Filter(tenant="' OR 1=1 --"), []),
+    ],
+)
+def test_filters(filled: str, asked: Filter, expected: list[str]) -> None:
+    assert [found["call_id"] for found in ask(filled, asked)] == expected
+
+
+def test_the_shape_is_the_contracts(filled: str) -> None:
+    (found,) = ask(filled, Filter(call="c2"))
+    assert list(found)[: len(SHAPE)] == SHAPE
+    assert found["started_at"] == "2026-11-30T11:55:00.000000Z"
+    assert (found["outcome"], found["status"], found["reason"]) == ("completed", 0, None)
+    assert (found["ttft_ms"], found["duration_ms"]) == (2.0, 5.0)
+    assert (found["prompt"], found["output"], found["content"]) == (None, None, "withheld")
+    assert (found["prompt_bytes"], found["output_bytes"]) == (21, 11)
+    assert len(found["prompt_sha256"]) == 64
+
+
+def test_pages_by_keyset_lose_and_repeat_nothing(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    for number in range(10):  # four records share each instant
+        journal.append(refused(AT - timedelta(minutes=number // 4), call_id=f"same-{number}"))
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.shipper.status.rows == 10)
+    engine = store.connect(dsn, application="test")
+    seen: list[str] = []
+    before: Keyset | None = None
+    for _ in range(5):
+        page = search(engine, Filter(limit=3, before=before), asker(), None, "EU")
+        seen += [found.columns["call_id"] for found in page.found]
+        before = page.following
+        if before is None:
+            break
+    engine.dispose()
+    assert sorted(seen) == sorted(f"same-{number}" for number in range(10))
+
+
+def test_content_is_revealed_with_a_reason_and_that_is_recorded(filled: str) -> None:
+    found = ask(filled, Filter(), asker(reveal=True, reason="ticket 12"))
+    by_id = {record["call_id"]: record for record in found}
+    assert by_id["c1"]["prompt"] == "Where is the \nlibrary?"
+    assert by_id["c1"]["output"] == "Over there."
+    assert by_id["c4"]["prompt"].endswith("\ufffd")  # not UTF-8: shown as well as can be
+    assert by_id["c6"]["output"] == "naïve <b>[red]\x1b[31m"  # a character split over two messages
+    assert by_id["c5"]["content"] == "none"
+    events = query(filled, "SELECT kind, actor, reason, detail FROM warden.audit_events ORDER BY kind")
+    assert [event[:3] for event in events] == [
+        ("audit_search", "cli:ada", "ticket 12"),
+        ("content_revealed", "cli:ada", "ticket 12"),
+    ]
+    assert events[1][3] == {"calls": ["c6", "c4", "c3", "c2", "c1"]}
+
+
+def test_another_key_opens_nothing_and_says_so(filled: str) -> None:
+    (found,) = ask(filled, Filter(call="c1"), asker(reveal=True, reason="r"), root=b"x" * 32)
+    assert found["prompt"] is None
+    assert found["content"].startswith("unreadable: sealed under another root key")
+
+
+def test_a_search_that_cannot_be_recorded_returns_nothing(filled: str) -> None:
+    who = Asker("cli:ada", AT, itertools.repeat("the same id"), "", reveal=False)
+    assert len(ask(filled, Filter(), who)) == 6
+    with pytest.raises(Exception, match="duplicate key"):
+        ask(filled, Filter(), who)
+
+
+def test_words_are_found_in_prompts_and_outputs(filled: str) -> None:
+    who = asker(reveal=True, reason="r")
+    window = Filter(since=AT - timedelta(hours=1), until=AT)
+    assert [r["call_id"] for r in ask(filled, search_module._replaced(window, text="LIBRARY"), who)] == [
+        "c6",
+        "c3",
+        "c2",
+        "c1",
+    ]
+    assert [r["call_id"] for r in ask(filled, search_module._replaced(window, text="over there"), who)] == [
+        "c4",
+        "c2",
+        "c1",
+    ]
+    assert [r["call_id"] for r in ask(filled, search_module._replaced(window, text="library", limit=1), who)] == ["c6"]
+    ((seen,),) = query(
+        filled,
+        "SELECT detail -> 'calls' FROM warden.audit_events WHERE kind = 'content_revealed' ORDER BY recorded_at DESC LIMIT 1",
+    )
+    assert seen == ["c6"]
+
+
+def test_show_is_whole_and_recorded_even_when_there_is_nothing(filled: str) -> None:
+    engine = store.connect(filled, application="test")
+    found = show(engine, "c3", asker(), None, "EU")
+    assert found is not None
+    assert found.whole()["internal"] == "bucket empty"
+    assert show(engine, "c99", asker(), None, "EU") is None
+    engine.dispose()
+    assert query(filled, "SELECT detail FROM warden.audit_events WHERE kind = 'audit_show' ORDER BY recorded_at") == [
+        ({"call": "c3", "found": True, "reveal": False},),
+        ({"call": "c99", "found": False, "reveal": False},),
+    ]
+
+
+def test_a_database_of_another_jurisdiction_is_not_searched(filled: str) -> None:
+    engine = store.connect(filled, application="test")
+    with pytest.raises(store.WrongJurisdictionError):
+        search(engine, Filter(), asker(), None, "US")
+    engine.dispose()
+
+
+# --- the commands -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(filled: str, tmp_path: Path) -> Path:
+    (tmp_path / "journal.key").write_bytes(ROOT)
+    return write_config(tmp_path, filled)
+
+
+def write_config(directory: Path, dsn: str, jurisdiction: str = "EU") -> Path:
+    path = directory / "warden.yaml"
+    path.write_text(
+        f"""
+sidecar: {{name: pod-1, region: eu-west-1}}
+policy: {{bundle: bundle}}
+identity: {{}}
+audit:
+  journal: {{directory: journal, key_file: journal.key}}
+  database: {{dsn: "{dsn}", jurisdiction: {jurisdiction}}}
+"""
+    )
+    return path
+
+
+def run(app: Any, *arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_search_prints_one_object_a_line(config: Path) -> None:
+    done = run(audit_app, "search", "--config", str(config), "--since", "2026-11-30T12:57+01:00", "--json")
+    assert done.exit_code == 0, done.output
+    assert [json.loads(line)["call_id"] for line in done.stdout.splitlines()] == ["c6", "c5", "c4"]
+
+
+def test_search_tells_how_to_go_on(config: Path) -> None:
+    done = run(audit_app, "search", "--config", str(config), "--limit", "4", "--json")
+    assert "--before " in done.stderr
+    key = done.stderr.split("--before ")[1].strip()
+    rest = run(audit_app, "search", "--config", str(config), "--before", key, "--json")
+    assert [json.loads(line)["call_id"] for line in rest.stdout.splitlines()] == ["c2", "c1"]
+
+
+def test_tables_keep_a_tenants_text_harmless(config: Path) -> None:
+    done = run(audit_app, "search", "--config", str(config), "--call", "c6", "--reveal", "--reason", "r")
+    assert done.exit_code == 0, done.output
+    assert "\x1b[31m" not in done.stdout
+    assert "[red]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["search", "--reveal"], "--reason"),
+        (["search", "--text", "x"], "--reveal"),
+        (["search", "--since", "2026-11-30T09:00"], "zone"),
+        (["search", "--since", "yesterday"], "--since"),
+        (["search", "--outcome", "fine"], "completed"),
+        (["search", "--refused-for", "X"], "RATE_TOKENS"),
+        (["search", "--limit", "0"], "limit"),
+        (["search", "--before", "2026-11-30T09:00Z"], "--before"),
+        (["search", "--text", "x", "--reveal", "--reason", "r", "--since", "90d"], "31 days"),
+    ],
+)
+def test_wrong_use_exits_2_and_says_what(config: Path, arguments: list[str], words: str) -> None:
+    done = run(audit_app, *arguments, "--config", str(config))
+    assert done.exit_code == 2
+    assert words in done.stderr
+
+
+def test_show_exits_1_for_an_unknown_call(config: Path) -> None:
+    assert run(audit_app, "show", "nope", "--config", str(config)).exit_code == 1
+    done = run(audit_app, "show", "c1", "--config", str(config), "--reveal", "--reason", "r", "--json")
+    assert json.loads(done.stdout)["output"] == "Over there."
+
+
+def test_commands_exit_3_when_the_database_is_away(tmp_path: Path) -> None:
+    away = str(write_config(tmp_path, "postgresql://nobody:hunter2@127.0.0.1:1/none"))
+    for app, command in ((audit_app, "search"), (db_app, "status"), (db_app, "upgrade")):
+        done = run(app, command, "--config", away)
+        assert done.exit_code == 3, done.output
+        assert "does not answer" in done.stderr
+        assert "hunter2" not in done.output
+
+
+def test_db_upgrade_and_status(config: Path, tmp_path: Path, filled: str) -> None:
+    done = run(db_app, "status", "--config", str(config), "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["current"] is True
+    assert json.loads(run(db_app, "upgrade", "--config", str(config), "--json").stdout)["from"] == "0001"
+    elsewhere = str(write_config(tmp_path, filled, "US"))
+    assert run(db_app, "upgrade", "--config", elsewhere).exit_code == 1
+    assert run(db_app, "status", "--config", elsewhere).exit_code == 1
+    assert run(audit_app, "search", "--config", elsewhere).exit_code == 1
+
+
+def test_an_unprepared_database_is_told_apart(postgres: Any, tmp_path: Path) -> None:
+    made = str(write_config(tmp_path, postgres.create_database()))
+    assert run(db_app, "status", "--config", made).exit_code == 1
+    done = run(audit_app, "search", "--config", made)
+    assert done.exit_code == 3
+    assert "warden db upgrade" in done.stderr

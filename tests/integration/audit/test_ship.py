@@ -1,0 +1,301 @@
+"""audit.ship on a real Postgres: every ended call is stored exactly once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audit import store
+from audit.content import ContentSealer
+from audit.poison import PoisonKeeper
+from audit.record import Admitted, Output
+from audit.ship import Bounds
+from audit.spool import read_bundle, spool_bundle
+from tests.support.postgres import Server, prepare, query, running_server
+from tests.support.store import (
+    PLACE,
+    ROOT,
+    FakeJournal,
+    Shipping,
+    completed,
+    event,
+    facts,
+    refused,
+    settled,
+    ship_until_killed,
+    wait_until,
+)
+
+ALL = "SELECT position FROM warden.audit_calls UNION ALL SELECT position FROM warden.audit_events ORDER BY 1"
+
+
+def positions(dsn: str) -> list[int]:
+    return [position for (position,) in query(dsn, ALL)]
+
+
+def ship(journal: FakeJournal, dsn: str, directory: Path, rows: int, **options: Any) -> Shipping:
+    """Ship until the shipper has stored ``rows``."""
+    with Shipping(journal, dsn, directory, **options) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows >= rows)
+    assert shipping.fault is None
+    return shipping
+
+
+def test_a_call_is_one_row_with_its_content_sealed(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(*completed(subject="patient 7", parameters={"temperature": 0.5}))
+    ship(journal, dsn, tmp_path, 1)
+    ((call_id, started, sealed, output, size, sidecar, region),) = query(
+        dsn,
+        "SELECT call_id, started_at, prompt_sealed, output_sealed, output_bytes, sidecar, region FROM warden.audit_calls",
+    )
+    place = {"tenant": "acme", "day": started.astimezone(UTC).date(), "call_id": call_id}
+    sealer = ContentSealer(ROOT)
+    assert sealer.open(sealed, column="prompt", **place) == [b"Where is the ", b"library?"]
+    assert sealer.open(output, column="output", **place) == [b"Over ", b"there."]
+    assert b"library" not in sealed
+    assert (size, sidecar, region) == (11, PLACE.sidecar, PLACE.region)
+    assert journal.shipped_to == 2
+
+
+def test_positions_count_calls_and_events_in_order(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(refused(), event("posture"), *completed(), event("posture"))
+    ship(journal, dsn, tmp_path, 4)
+    assert positions(dsn) == [0, 1, 2, 3]
+    assert query(dsn, "SELECT position FROM warden.audit_events ORDER BY 1") == [(1,), (3,)]
+
+
+def test_a_call_open_over_a_restart_keeps_its_output(dsn: str, tmp_path: Path) -> None:
+    journal, call = FakeJournal(), facts()
+    journal.append(Admitted(call), Output(call.call_id, call.started_ns, 0, [b"one "]), refused(), event())
+    ship(journal, dsn, tmp_path, 2)
+    assert journal.shipped_to == -1  # the open call is still needed
+    journal.append(settled(call, b"two", before=b"one "))
+    ship(journal, dsn, tmp_path, 1)
+    assert query(
+        dsn, "SELECT output_bytes, output_truncated, position FROM warden.audit_calls WHERE outcome = 'completed'"
+    ) == [(7, False, 2)]
+    assert journal.shipped_to == 4
+
+
+def test_an_aborted_call_is_stored_as_such(dsn: str, tmp_path: Path) -> None:
+    journal, call = FakeJournal(), facts()
+    journal.append(Admitted(call), settled(call, outcome="aborted", status=14, reason="UPSTREAM_UNAVAILABLE"))
+    ship(journal, dsn, tmp_path, 1)
+    assert query(dsn, "SELECT outcome, status FROM warden.audit_calls") == [("aborted", 14)]
+
+
+def test_an_outcome_without_admission_is_an_event(dsn: str, tmp_path: Path) -> None:
+    journal, call = FakeJournal(), facts()
+    journal.append(settled(call, b"x"))
+    ship(journal, dsn, tmp_path, 1)
+    ((kind, detail),) = query(dsn, "SELECT kind, detail FROM warden.audit_events")
+    assert kind == "settled_without_admission"
+    assert detail["call_id"] == call.call_id
+
+
+def test_days_get_their_partition_on_demand(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(refused(datetime(2001, 2, 3, 23, 59, tzinfo=UTC)), refused(datetime(2035, 1, 1, tzinfo=UTC)))
+    ship(journal, dsn, tmp_path, 2)
+    names = {name for (name,) in query(dsn, "SELECT tableoid::regclass::text FROM warden.audit_calls")}
+    assert names == {f"warden.{store.partition_name(day)}" for day in (date(2001, 2, 3), date(2035, 1, 1))}
+
+
+def test_poison_is_kept_aside_and_neighbours_are_stored(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    bad_status, far = refused(), refused()
+    journal.append(*(refused() for _ in range(20)))
+    journal.append(type(bad_status)(bad_status.call, "RATE_TOKENS", 99_999))  # no smallint
+    journal.append(b"\xc1 no entry")
+    journal.append(refused(tenant="nul\x00tenant", parameters={"a\x00": "b\x00", "n": float("nan")}))
+    journal.append(type(far)(type(far.call)("x", 2**63 - 1, 2**63 - 1, "m"), "INTERNAL", 13))  # the year 2262
+    journal.append(b"\x92\xa7refused\x91\xa1\xff")  # a string that is not UTF-8
+    journal.append(*(refused() for _ in range(20)))
+    shipping = ship(journal, dsn, tmp_path, 45)
+    assert positions(dsn) == list(range(45))
+    stored = query(dsn, "SELECT count(*), count(*) FILTER (WHERE sanitised) FROM warden.audit_calls")
+    assert stored == [(42, 1)]
+    told = query(
+        dsn, "SELECT detail ->> 'file' FROM warden.audit_events WHERE kind = 'record_unstorable' ORDER BY position"
+    )
+    assert shipping.shipper.status.poisoned == len(told) == 3
+    kept = [PoisonKeeper(tmp_path / "poison", ContentSealer(ROOT)).open(tmp_path / "poison" / name) for (name,) in told]
+    assert bad_status.call.call_id.encode() in kept[0]
+    assert kept[1] == b"\xc1 no entry"
+
+
+def test_wrong_jurisdiction_is_refused_before_anything_is_read(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(refused())
+    with Shipping(journal, dsn, tmp_path, jurisdiction="US") as shipping:
+        shipping.wait_for_end()
+    assert isinstance(shipping.fault, store.WrongJurisdictionError)
+    assert positions(dsn) == []
+    assert journal.position == 0
+
+
+def test_an_unprepared_database_is_waited_for(postgres: Server, tmp_path: Path) -> None:
+    made, journal = postgres.create_database(), FakeJournal()
+    journal.append(refused())
+    with Shipping(journal, made, tmp_path) as shipping:
+        wait_until(lambda: "warden db upgrade" in (shipping.shipper.status.last_error or ""))
+        prepare(made)
+        wait_until(lambda: shipping.shipper.status.rows == 1)
+    assert shipping.shipper.status.last_error is None
+
+
+def test_a_lost_answer_to_commit_stores_nothing_twice(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(*completed(), event())
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        real, failures = shipping.shipper._store, iter([OSError("the answer was lost")])
+
+        def store_then_fail(batch: store.Batch) -> store.Committed:
+            done = real(batch)
+            for failure in failures:
+                raise failure
+            return done
+
+        shipping.shipper._store = store_then_fail  # type: ignore[method-assign]
+        wait_until(lambda: shipping.shipper.status.rows == 2)
+    assert positions(dsn) == [0, 1]
+
+
+def test_two_shippers_of_one_journal_store_each_record_once(dsn: str, tmp_path: Path) -> None:
+    journals = [FakeJournal(), FakeJournal()]
+    entries = [entry for _ in range(300) for entry in completed()]
+    for journal in journals:
+        journal.append(*entries)
+    with Shipping(journals[0], dsn, tmp_path, seed=1) as one, Shipping(journals[1], dsn, tmp_path, seed=2) as other:
+        wait_until(lambda: one.fault or other.fault or len(positions(dsn)) >= 300)
+    assert one.fault is None
+    assert other.fault is None
+    assert positions(dsn) == list(range(300))
+
+
+def test_a_database_restored_from_before_gets_the_same_records_again(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(*(entry for _ in range(30) for entry in completed()))
+    everything = "SELECT position, call_id, started_at, prompt_sealed, output_sealed FROM warden.audit_calls ORDER BY 1"
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.shipper.status.rows >= 30)
+        stored = query(dsn, everything)
+        query(
+            dsn,
+            "WITH a AS (DELETE FROM warden.audit_calls WHERE position >= 10),"
+            " b AS (UPDATE warden.audit_logs SET next_position = 10)"
+            " UPDATE warden.journal_cursors SET needed = 30, done = 29",
+        )
+        journal.append(event())
+        wait_until(lambda: shipping.fault or len(positions(dsn)) == 31)
+    assert shipping.fault is None
+    assert query(dsn, everything) == stored
+
+
+def test_a_cursor_that_was_lost_stores_nothing_twice(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(*(entry for _ in range(5) for entry in completed()), event(), b"\xc1")
+    ship(journal, dsn, tmp_path, 7)
+    query(dsn, "DELETE FROM warden.journal_cursors")
+    journal.append(refused())
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or len(positions(dsn)) == 8)
+    assert shipping.fault is None
+    assert positions(dsn) == list(range(8))
+
+
+def test_missing_entries_are_told(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(refused())
+    ship(journal, dsn, tmp_path, 1)
+    journal.append(refused(), refused(), refused())
+    del journal.items[1:3]
+    ship(journal, dsn, tmp_path, 2)
+    ((detail,),) = query(dsn, "SELECT detail FROM warden.audit_events WHERE kind = 'journal_gap'")
+    assert detail == {"first": 1, "last": 2}
+
+
+def test_a_bundle_is_stored_with_its_event(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    spool_bundle(tmp_path, "sha256:ab", b"the whole directory\x00")
+    journal.append(event("bundle_loaded", digest="sha256:ab"), event("bundle_loaded", digest="sha256:ab"))
+    ship(journal, dsn, tmp_path, 2)
+    assert query(dsn, "SELECT digest, content, sidecar FROM warden.bundles") == [
+        ("sha256:ab", b"the whole directory\x00", PLACE.sidecar)
+    ]
+    assert read_bundle(tmp_path, "sha256:ab") is None
+
+
+def test_postgres_goes_and_comes_back(tmp_path: Path) -> None:
+    journal = FakeJournal()
+    with running_server() as server:
+        made = server.create_database()
+        prepare(made)
+        journal.append(*(entry for _ in range(50) for entry in completed()))
+        with Shipping(journal, made, tmp_path) as shipping:
+            wait_until(lambda: shipping.shipper.status.rows == 50)
+            server.stop()
+            journal.append(*(entry for _ in range(50) for entry in completed()))
+            wait_until(lambda: not shipping.shipper.status.database_up)
+            assert shipping.shipper.status.oldest_unshipped_at is not None
+            assert shipping.shipper.status.last_error
+            server.start()
+            wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 100)
+        assert shipping.shipper.status.database_up
+        assert positions(made) == list(range(100))
+
+
+def test_stopping_while_the_database_is_away_ends_at_once(tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(refused())
+    with Shipping(journal, "postgresql://nobody@127.0.0.1:1/none", tmp_path) as shipping:
+        wait_until(lambda: shipping.shipper.status.last_error)
+    assert shipping.fault is None
+
+
+def test_the_shipper_killed_at_random_points_stores_each_record_once(dsn: str, tmp_path: Path) -> None:
+    """≥ 20 times kill -9, each after a random number of rows; then one shipper finishes."""
+    calls, kills, chance = 1500, 24, random.Random(20261130)
+    journal = FakeJournal()
+    entries: list[Any] = []
+    for _ in range(calls // 3):  # two calls open at once and a refusal between
+        one, other = completed(), completed()
+        entries += [one[0], other[0], one[1], refused(), other[1], other[2], one[2]]
+    journal.append(*entries)
+    plan = tmp_path / "journal.pickle"
+    plan.write_bytes(pickle.dumps(journal.items))
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.store"])
+    targets = sorted(chance.sample(range(calls), kills))
+    for target in targets:
+        child = context.Process(target=ship_until_killed, args=(dsn, str(plan), str(tmp_path)))
+        child.start()
+        wait_until(lambda target=target: len(positions(dsn)) > target)
+        assert child.pid is not None
+        os.kill(child.pid, signal.SIGKILL)
+        child.join(10)
+        assert child.exitcode == -signal.SIGKILL
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or len(positions(dsn)) == calls)
+    assert positions(dsn) == list(range(calls))
+    stored = {call for (call,) in query(dsn, "SELECT call_id FROM warden.audit_calls")}
+    assert stored == {entry.call.call_id for entry in entries if hasattr(entry, "call")}
+    assert query(dsn, "SELECT count(*) FROM warden.audit_calls WHERE output_truncated") == [(0,)]
+
+
+@pytest.mark.parametrize("bound", [1, 7])
+def test_any_batch_size_stores_the_same(dsn: str, tmp_path: Path, bound: int) -> None:
+    journal = FakeJournal()
+    journal.append(*(entry for _ in range(10) for entry in completed()))
+    ship(journal, dsn, tmp_path, 10, bounds=Bounds(rows=bound, seconds=0.01, idle=0.005))
+    assert positions(dsn) == list(range(10))
