@@ -97,18 +97,25 @@ def load(directory: Path, previous: Bundle | None = None) -> Bundle | list[Probl
 
 
 def compile_bundle(files: Mapping[str, bytes], previous: Bundle | None = None) -> Bundle | list[Problem]:
-    """Make a bundle of files, or tell every problem in all of them. Pure."""
+    """Make a bundle of files, or tell every problem in all of them. Pure.
+
+    With ``previous``, tenants whose file is the same are taken from there: reading one takes more than a millisecond.
+    """
     if previous is not None and previous.files == files:
         return previous
-    return _Compiler(files).compile()
+    return _Compiler(files, previous).compile()
 
 
 class _Compiler:
     """One compilation: collects problems across documents, so that one run shows all of them."""
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(self, files: Mapping[str, bytes], previous: Bundle | None) -> None:
         self._files = files
         self._problems: list[Problem] = []
+        # A tenant's meaning depends on its own file and on these; only where all are equal is it the same.
+        shared = [name for name in files if name in REQUIRED or name.startswith("engines/")]
+        same = previous is not None and all(previous.files.get(name) == files[name] for name in shared)
+        self._previous = previous if same else None
 
     def compile(self) -> Bundle | list[Problem]:
         for name in REQUIRED:
@@ -193,6 +200,10 @@ class _Compiler:
     ) -> dict[str, Tenant]:
         tenants: dict[str, Tenant] = {}
         for name in self._in("tenants"):
+            known = self._known(name)
+            if known is not None:
+                tenants[known.name] = known
+                continue
             read = self._document(name, TenantDoc)
             if read is None:
                 continue
@@ -214,6 +225,12 @@ class _Compiler:
             self._memory(document, doc, resolved, models or {})
             tenants[doc.tenant] = _tenant(name, doc, resolved)
         return tenants
+
+    def _known(self, name: str) -> Tenant | None:
+        """The tenant as compiled before, where nothing that it depends on has changed."""
+        if self._previous is None or self._previous.files.get(name) != self._files[name]:
+            return None
+        return self._previous.tenants[Path(name).stem]
 
     def _residency(self, document: Document, doc: ResidencyDoc, regions: Mapping[str, str]) -> None:
         jurisdictions = set(regions.values())

@@ -94,6 +94,8 @@ def test_a_forbid_that_cannot_be_evaluated_forbids_and_such_a_permit_grants_noth
     assert answer.applies
     assert "birch" in answer.fault
     assert not access(f'@id("x") permit({ANY}) {condition};').grants(ASKED).applies
+    beside = access(f'@id("x") permit({ANY}) {condition};\n@id("y") permit({ANY});')
+    assert not beside.grants(ASKED).applies, "not even beside one that can be"
 
 
 def test_a_name_that_cedar_cannot_hold_is_a_fault_not_a_crash() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -222,6 +223,37 @@ def test_content_holds_the_files_and_makes_the_same_bundle() -> None:
 def test_an_unchanged_bundle_is_the_same_object() -> None:
     bundle = good()
     assert compile_bundle(files({}), bundle) is bundle
+
+
+BIRCH = GOOD[TENANT].replace("tenant: acme", "tenant: birch")
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        (edited("access/a.cedar", '"phi"', '"pii"'), True),
+        ({"tenants/acme.yaml": GOOD[TENANT].replace("active", "suspended")}, True),
+        ({"tests/a.yaml": None}, True),
+        (edited("plans.yaml", "concurrency: 32", "concurrency: 64"), False),
+        (edited("models.yaml", "16", "32"), False),
+        ({"bundle.yaml": GOOD["bundle.yaml"] + "  us-west-1: {jurisdiction: US}\n"}, False),
+        ({"tenants/birch.yaml": BIRCH.replace("active", "suspended")}, False),
+        ({"engines/x.json": "{}"}, False),
+    ],
+)
+def test_a_tenant_that_nothing_touched_is_not_read_again(changes: Mapping[str, str | None], *, kept: bool) -> None:
+    before = good({"tenants/birch.yaml": BIRCH})
+    changed = files({"tenants/birch.yaml": BIRCH, **changes})
+    after = compile_bundle(changed, before)
+    assert isinstance(after, Bundle)
+    assert (after.tenants["birch"] is before.tenants["birch"]) is kept
+    assert replace(after, access=before.access) == replace(good_of(changed), access=before.access)
+
+
+def good_of(changed: Mapping[str, bytes]) -> Bundle:
+    found = compile_bundle(changed)
+    assert isinstance(found, Bundle)
+    return found
 
 
 def test_a_place_is_in_the_bundle_s_terms() -> None:

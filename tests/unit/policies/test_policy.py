@@ -179,6 +179,41 @@ def test_who_exactly_asks_is_remembered_apart_where_a_policy_looks_at_it() -> No
     assert isinstance(ask(policy, who("acme", name="carol"), "chat"), Verdict)
 
 
+def test_all_that_matters_is_remembered_apart() -> None:
+    policy = with_policies(
+        """
+        @id("a") forbid(principal, action, resource) when { principal.roles.contains("admin") };
+        @id("c") forbid(principal, action, resource == Model::"vision") when { principal.kind == "api_key" };
+        @id("d") forbid(principal, action, resource) when { context.method == "ModelMetadata" };
+        @id("e") forbid(principal, action, resource) when { principal.issuer == "https://other" };
+        @id("f") forbid(principal, action, resource) when { principal.name == "bob" };
+        """
+    )
+    base = who("acme")
+    principals = [
+        base,
+        who("birch"),
+        who("acme", roles=frozenset({"admin"})),
+        who("acme", kind="api_key"),
+        who("acme", issuer="https://other"),
+        who("acme", name="bob"),
+        who("acme", models=("vision",)),
+        who("acme", models=("chat",)),
+    ]
+    questions = [
+        (principal, model, method, data_class)
+        for principal in principals
+        for model in ("chat", "vision")
+        for method in (INFER, METADATA)
+        for data_class in ("", "phi", "public")
+    ]
+    for _ in range(2):
+        for principal, model, method, data_class in questions:
+            anew, _ = policy.trace(principal, call(method, data_class), Head(model))
+            assert ask(policy, principal, model, method, data_class) == anew
+    assert len({reason(ask(policy, *question)) for question in questions}) == 4
+
+
 def test_models_the_bundle_does_not_name_are_generic() -> None:
     policy = demo_policy()
     assert policy.profile("chat").contract is Contract.VLLM
