@@ -49,7 +49,7 @@ def admission(
     reservation = Reservation(tenant, "chat", Demand(), AT)
     made = call(method, trace=TRACE if sampled else None)
     facts = InferenceFacts(streaming=streaming)
-    return Admission(made, principal(tenant), verdict, facts, Forward(b""), reservation, None, model._PROOF)
+    return Admission(made, principal(tenant), verdict, facts, Forward(b""), reservation, None, model.PROOF)
 
 
 def recorded(
