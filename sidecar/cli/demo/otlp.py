@@ -249,8 +249,8 @@ class _HttpHandler(BaseHTTPRequestHandler):
         except zlib.error as malformed:
             self._answer(400, str(malformed).encode())
             return None
-        if unpack.unconsumed_tail:
-            self._answer(413, b"")
+        if not unpack.eof:  # the limit is reached, or the body was cut short
+            self._answer(413 if unpack.unconsumed_tail else 400, b"")
             return None
         return body
 

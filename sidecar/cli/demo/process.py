@@ -88,19 +88,22 @@ def wait_ready(
     log: Path,
     deadline_s: float,
     tick: Progress = quiet,
+    explain: Callable[[Path], str] | None = None,
 ) -> float:
     """Poll ``ready`` until it is true and return the seconds it took; StartError when the process ends first or the
-    deadline passes. ``tick`` hears once a second that we still wait."""
+    deadline passes. ``tick`` hears once a second that we still wait; ``explain`` finds in the log what went wrong,
+    which otherwise is its tail."""
+    explain = explain or tail
     began = time.monotonic()
     told = 0
     while not ready():
         waited = time.monotonic() - began
         code = process.poll()
         if code is not None:
-            raise StartError(f"{name} ended while starting ({_how(code)}); its log, {log}, ends:\n{tail(log)}")
+            raise StartError(f"{name} ended while starting ({_how(code)}); its log, {log}, says:\n{explain(log)}")
         if waited > deadline_s:
             end(process, grace_s=5)
-            raise StartError(f"{name} wasn't ready after {deadline_s:.0f} s; its log, {log}, ends:\n{tail(log)}")
+            raise StartError(f"{name} wasn't ready after {deadline_s:.0f} s; its log, {log}, says:\n{explain(log)}")
         if int(waited) > told:
             told = int(waited)
             tick(f"{name}: starting, {told} s")
