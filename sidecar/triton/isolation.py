@@ -1,4 +1,4 @@
-"""What keeps tenants apart: which parameters and tensors may go to Triton, and with which metadata (facts §8)."""
+"""What keeps tenants apart: which parameters and tensors may go to Triton (facts §8)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def infer(call: Call, facts: InferenceFacts, profile: ModelProfile) -> Forward |
             return _refuse(f"input {tensor.name}", why)
     if facts.requested_tokens > profile.max_tokens:
         return _refuse("max_tokens", f"{facts.requested_tokens} asked, at most {profile.max_tokens} for this model")
-    return Forward(call.message, _metadata(call))
+    return Forward(call.message)
 
 
 def _parameter(name: str, profile: ModelProfile) -> str | None:
@@ -93,15 +93,4 @@ def manage(call: Call, parameters: tuple[str, ...]) -> Forward | Denial:
     """
     if call.method.action is Action.MANAGE and parameters:
         return _refuse(parameters[0], f"{call.method.name} may not carry any")
-    return Forward(call.message, _metadata(call))
-
-
-def _metadata(call: Call) -> tuple[tuple[str, str], ...]:
-    """Upstream metadata, from nothing but our own: no header of the client's is passed on.
-
-    Only where the call is sampled: a traceparent makes Triton trace whatever its flag says. No tracestate: Triton reads
-    a header's value past its end up to the next NUL (facts §5).
-    """
-    if call.trace is None or not call.trace.sampled:
-        return ()
-    return (("traceparent", call.trace.traceparent),)
+    return Forward(call.message)

@@ -19,7 +19,7 @@ from sidecar.triton.tensors import BYTES_MAX, DATATYPES, DIMS_MAX, TYPED, Tensor
 
 __all__ = ["EACH_MAX", "NAME", "REMEMBERED", "REMEMBERED_BYTES", "Request", "read_request", "whole_name"]
 
-EACH_MAX: Final = 256  # inputs, outputs, and parameters of one message or tensor
+EACH_MAX: Final = 256  # inputs; outputs; parameters, those of tensors included
 STRING_MAX: Final = 64 * 1024  # bytes of one string parameter
 ID_CHARS: Final = 128
 TENSOR_NAME_CHARS: Final = 256  # TensorFlow and ONNX name tensors with paths and colons
@@ -93,7 +93,8 @@ def read_request(data: bytes) -> Request:
         # A client asks the same way again and again: then its header is read once.
         form = _form(header) if raws and len(header) <= REMEMBERED_BYTES else _read_form(header)
     except MalformedRequest:
-        wire.check(data, _SPEC, found)  # where it is the wire format that is wrong, this names the byte
+        if len(header) <= CANONICAL_MAX:
+            wire.check(data, _SPEC, found)  # where it is the wire format that is wrong, this names the byte
         raise
     tensors = _with_raw(data, form.inputs, raws) if raws else {each.name: _typed(each) for each in form.inputs}
     return Request(request_id, form.model, form.version, tensors, form.outputs, form.parameters)
@@ -183,7 +184,8 @@ def _fresh(what: str, name: str, seen: Container[str]) -> str:
 
 def _parameters(into: dict[str, ParameterValue], prefix: str, parameters: Any) -> None:
     """Add a message's or tensor's parameters; a name has no ``/``, so the last one parts it from its tensor."""
-    _bounded(f"{prefix}parameters", parameters)
+    if len(into) + len(parameters) > EACH_MAX:
+        raise MalformedRequest(f"parameters: more than {EACH_MAX}", Reason.REQUEST_TOO_LARGE)
     for name, parameter in parameters.items():
         if NAME.fullmatch(name) is None:
             raise MalformedRequest(f"parameter {prefix}{name[:128]!a}: a name must match {NAME.pattern}")

@@ -14,7 +14,9 @@ __all__ = ["DEPTH_MAX", "SIZE_MAX", "parse_object"]
 
 SIZE_MAX: Final = 64 * 1024  # bytes of one document
 DEPTH_MAX: Final = 16  # objects and arrays inside one another, the outermost included
-_STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# A string, or all that follows an unclosed one: without the last ``?`` each quote of a document could be tried anew.
+_STRINGS: Final = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+_OTHERS: Final = re.compile(r"[^{}\[\]]+")
 
 
 class _DuplicateKeyError(ValueError):
@@ -48,12 +50,12 @@ def _deep(document: str) -> bool:
     if document.count("{") + document.count("[") <= DEPTH_MAX:
         return False
     depth = 0
-    for char in _STRINGS.sub("", document):
+    for char in _OTHERS.sub("", _STRINGS.sub("", document)):
         if char in "{[":
             depth += 1
             if depth > DEPTH_MAX:
                 return True
-        elif char in "}]":
+        else:
             depth -= 1
     return False
 

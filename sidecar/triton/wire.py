@@ -12,10 +12,14 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from sidecar.core.model import MalformedRequest
 from sidecar.core.reasons import Reason
 
-__all__ = ["FIELDS_MAX", "Field", "Found", "Spec", "check", "scan", "spec_of", "text"]
+__all__ = ["COST_MAX", "Field", "Found", "Spec", "check", "scan", "spec_of", "text"]
 
-# Fields looked at in one message, nested ones included; about 30 ms of one core at the worst.
-FIELDS_MAX: Final = 131_072
+# What reading one message may cost: a field is 1, a message inside it 32, 64 bytes of packed varints 1 (protobuf may turn
+# each byte into 8). So 65,536 strings in typed contents pass, or 256 inputs, outputs and parameters; the dearest message
+# of all takes about 50 ms of one core, and 36 MB.
+COST_MAX: Final = 70_000
+_MESSAGE_COST: Final = 32
+_PACKED_BYTES: Final = 64
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5  # wire types (protobuf.dev/programming-guides/encoding)
 _SCALARS: Final = {
@@ -39,6 +43,7 @@ class Field:
     name: str
     bit: int
     text: bool
+    packed: bool  # may be a run of varints
     message: Spec | None
 
 
@@ -72,8 +77,9 @@ def spec_of(descriptor: Descriptor) -> Spec:
         group = f"oneof {field.containing_oneof.name}" if field.containing_oneof is not None else field.name
         bit = 0 if repeated else once.setdefault(group, 1 << len(once))
         nested = spec_of(field.message_type) if field.type == FieldDescriptor.TYPE_MESSAGE else None
-        row = Field(field.number, field.name, bit, field.type == FieldDescriptor.TYPE_STRING, nested)
         kind = _SCALARS.get(field.type, _VARINT)
+        packed = repeated and kind == _VARINT and field.type != FieldDescriptor.TYPE_BOOL
+        row = Field(field.number, field.name, bit, field.type == FieldDescriptor.TYPE_STRING, packed, nested)
         tags[field.number << 3 | kind] = row
         if repeated and kind != _LENGTH:
             tags[field.number << 3 | _LENGTH] = row  # packed; both forms are valid proto3
@@ -106,8 +112,8 @@ def _no_such_tag(spec: Spec, tag: int, at: int) -> NoReturn:
     _malformed(spec, f"unknown field {number}", at)
 
 
-def scan(  # noqa: C901 — one loop over bytes, on every request's path: a call for each branch would double its cost
-    data: bytes, spec: Spec, start: int = 0, end: int | None = None, *, most: int = FIELDS_MAX
+def scan(  # noqa: C901, PLR0912 — one loop on every request's path: a call for each branch would double its cost
+    data: bytes, spec: Spec, start: int = 0, end: int | None = None, *, most: int = COST_MAX
 ) -> list[Found]:
     """The fields of the message ``data[start:end]``, one level deep; payloads are stepped over, not read.
 
@@ -135,7 +141,10 @@ def scan(  # noqa: C901 — one loop over bytes, on every request's path: a call
             pos = begin + size
         elif kind == _VARINT:
             begin = pos
-            value, pos = _varint(data, pos, end, spec, longest=10)
+            if pos < end and data[pos] < 0x80:
+                value, pos = data[pos], pos + 1
+            else:
+                value, pos = _varint(data, pos, end, spec, longest=10)
         else:
             begin, pos = pos, pos + (8 if kind == _FIXED64 else 4)
         if pos > end:
@@ -160,26 +169,41 @@ def text(data: bytes, found: Found, spec: Spec) -> str:
         _malformed(spec, f"field {found.field.name} is not UTF-8", found.start)
 
 
-def check(data: bytes, spec: Spec, found: list[Found], *, most: int = FIELDS_MAX) -> int:
-    """Hold everything below ``found`` to the same rules, and map keys to being there once; how many fields were seen.
+def check(data: bytes, spec: Spec, found: list[Found], *, most: int = COST_MAX) -> int:
+    """Hold everything below ``found`` to the same rules, and map keys to being there once; what that cost.
 
-    ``bytes`` and packed numbers are stepped over. The depth is the schema's own, 4 for a ModelInferRequest.
+    Raises as ``scan`` does, TOO_LARGE for a cost over ``most``. ``bytes`` and packed numbers are stepped over. The depth
+    is the schema's own, 4 for a ModelInferRequest.
     """
-    count = len(found)
+    cost = len(found)
     keys: set[tuple[int, str]] = set()
     for item in found:
         field = item.field
         if field.text:
             text(data, item, spec)
+        elif field.packed:
+            cost += (item.end - item.start) // _PACKED_BYTES
         elif field.message is not None:
-            inner = scan(data, field.message, item.start, item.end, most=max(most - count, 0))
-            count += check(data, field.message, inner, most=most - count)
+            cost += _MESSAGE_COST
+            inner = scan(data, field.message, item.start, item.end, most=max(most - cost, 0))
+            cost += check(data, field.message, inner, most=most - cost)
             if field.message.entry:
-                key = next((text(data, each, field.message) for each in inner if each.field.number == 1), "")
-                if (field.number, key) in keys:
-                    raise MalformedRequest(
-                        f"{spec.name}: key {key[:128]!r} of {field.name} occurs twice at byte {item.at}",
-                        Reason.REQUEST_AMBIGUOUS,
-                    )
-                keys.add((field.number, key))
-    return count
+                _once(data, spec, item, inner, keys)
+        if cost > most:
+            raise MalformedRequest(
+                f"{spec.name}: {field.name} at byte {item.at} is one too many; payloads belong in raw_input_contents",
+                Reason.REQUEST_TOO_LARGE,
+            )
+    return cost
+
+
+def _once(data: bytes, spec: Spec, entry: Found, inner: list[Found], keys: set[tuple[int, str]]) -> None:
+    """Add a map entry's key to ``keys``, where it must not be yet."""
+    assert entry.field.message is not None
+    key = next((text(data, each, entry.field.message) for each in inner if each.field.number == 1), "")
+    if (entry.field.number, key) in keys:
+        raise MalformedRequest(
+            f"{spec.name}: key {key[:128]!a} of {entry.field.name} occurs twice at byte {entry.at}",
+            Reason.REQUEST_AMBIGUOUS,
+        )
+    keys.add((entry.field.number, key))

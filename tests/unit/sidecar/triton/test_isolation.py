@@ -1,8 +1,7 @@
-"""What may not reach Triton is named; what may goes on untouched, with our metadata only."""
+"""What may not reach Triton is named; what may goes on untouched, with no metadata of the client's."""
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 from typing import Any
 
@@ -18,7 +17,6 @@ from sidecar.core.model import (
     ModelProfile,
     Principal,
     Secret,
-    TraceContext,
 )
 from sidecar.core.reasons import Reason
 from sidecar.triton.isolation import FORBIDDEN_PARAMETERS, FORBIDDEN_SAMPLING, FORBIDDEN_TENSORS
@@ -118,15 +116,6 @@ def test_more_tokens_than_the_model_gives() -> None:
         "t", ("text_input", "BYTES", [1, 1], packed(b"x")), ("max_tokens", "INT32", [1, 1], struct.pack("<i", 11))
     )
     assert "11 asked, at most 10" in refused(ensemble, trtllm)
-
-
-@pytest.mark.parametrize("sampled", [True, False])
-def test_triton_is_sent_our_trace_and_nothing_else(sampled: bool) -> None:
-    trace = TraceContext("a" * 32, "b" * 16, "c" * 16, sampled, tracestate="x=1")
-    made = dataclasses.replace(call(request("m")), trace=trace)
-    forward = READER.isolate(made, WHO, READER.facts(made.method, made.message, PLAIN), PLAIN)
-    assert isinstance(forward, Forward)
-    assert forward.metadata == ((("traceparent", f"00-{'a' * 32}-{'b' * 16}-01"),) if sampled else ())
 
 
 CHANGING = {

@@ -251,7 +251,7 @@ def test_ids_that_may_be(request_id: str) -> None:
     assert read(request("m", id=request_id)).id == request_id
 
 
-@pytest.mark.parametrize("what", ["inputs", "outputs", "parameters", "tensor parameters"])
+@pytest.mark.parametrize("what", ["inputs", "outputs", "parameters", "all parameters"])
 def test_at_most_256_of_each(what: str) -> None:
     def message(count: int) -> Any:
         made = request("m", *((f"x{n}", "INT8", [1], b"a") for n in range(count if what == "inputs" else 1)))
@@ -260,8 +260,9 @@ def test_at_most_256_of_each(what: str) -> None:
                 made.outputs.add(name=f"y{n}")
             elif what == "parameters":
                 made.parameters[f"p{n}"].bool_param = True
-            elif what == "tensor parameters":
-                made.inputs[0].parameters[f"p{n}"].bool_param = True
+            elif what == "all parameters":
+                place = [made.inputs[0].parameters, made.parameters][n % 2]
+                place[f"p{n}"].bool_param = True
         return made
 
     read(message(EACH_MAX))
@@ -274,6 +275,12 @@ def test_at_most_65536_strings() -> None:
     two = [(name, "BYTES", [BYTES_MAX // 2 + 1], bytes(4 * (BYTES_MAX // 2 + 1))) for name in "xy"]
     assert fault(request("m", *two)).reason is L
     assert fault(typed("m", "x", "BYTES", [BYTES_MAX + 1], bytes_contents=[b""] * (BYTES_MAX + 1))).reason is L
+
+
+def test_large_numbers_belong_in_raw_contents() -> None:
+    caught = fault(typed("m", "x", "INT32", [5_000_000], int_contents=[1] * 5_000_000))
+    assert caught.reason is L
+    assert "raw_input_contents" in caught.detail
 
 
 def test_large_typed_contents_are_read() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -62,6 +63,16 @@ def test_refuses(document: str, reason: Reason, says: str) -> None:
     assert says in caught.value.detail
     assert caught.value.detail.startswith("sampling: ")
     assert caught.value.detail.isprintable()
+
+
+@pytest.mark.parametrize("tail", ['\\"', '"\\', '["', "[]", "\\", '"'])
+def test_no_document_takes_long(tail: str) -> None:
+    """64 KiB of anything is refused in well under a second; a pattern that backtracks would take half a minute."""
+    document = "[" * (DEPTH_MAX + 2) + tail * (60_000 // len(tail))
+    started = time.process_time()
+    with pytest.raises(MalformedRequest):
+        parse_object(document.encode(), "sampling")
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize("document", [b"\xff{}", '{"a": 1}'.encode("utf-16")])

@@ -16,7 +16,7 @@ SPEC = wire.spec_of(descriptor("ModelInferRequest"))
 M, A, L = Reason.REQUEST_MALFORMED, Reason.REQUEST_AMBIGUOUS, Reason.REQUEST_TOO_LARGE
 
 
-def deep(data: bytes, *, most: int = wire.FIELDS_MAX) -> int:
+def deep(data: bytes, *, most: int = wire.COST_MAX) -> int:
     return wire.check(data, SPEC, wire.scan(data, SPEC), most=most)
 
 
@@ -33,12 +33,12 @@ def test_finds_the_fields_and_where_they_are() -> None:
     assert wire.text(data, found[0], SPEC) == "chat"
     assert data[found[4].start : found[4].end] == b"\x05\x00\x00\x00hello"
     assert b"".join(data[each.at : each.end] for each in found) == data
-    assert deep(data) == 7 + 3 * 3
+    assert deep(data) == 7 + 3 * (32 + 3)
 
 
 def test_both_forms_of_a_repeated_number_are_read() -> None:
     shape = field(1, b"x") + number(3, 2) + field(3, varint(3) + varint(4))
-    assert deep(field(5, shape)) == 4
+    assert deep(field(5, shape)) == 1 + 32 + 3
     assert list(ModelInferRequest.FromString(field(5, shape)).inputs[0].shape) == [2, 3, 4]
 
 
@@ -111,13 +111,20 @@ def test_a_scan_ends_at_its_bound() -> None:
 
 def test_the_bound_counts_nested_fields_too() -> None:
     data = field(5, number(3, 1) * 20) + field(5, number(3, 1) * 20)
-    assert deep(data, most=42) == 42
+    assert deep(data, most=2 + 2 * (32 + 20)) == 106
     with pytest.raises(MalformedRequest) as caught:
-        deep(data, most=41)
+        deep(data, most=105)
     assert caught.value.reason is L
 
 
-def test_packed_numbers_and_bytes_are_stepped_over() -> None:
+def test_packed_varints_are_not_free() -> None:
+    data = field(5, field(3, bytes(6400)) + field(5, field(2, bytes(640)) + field(1, bytes(6400))))
+    assert deep(data) == 1 + 32 + 2 + 100 + 32 + 2 + 10
+    with pytest.raises(MalformedRequest, match="raw_input_contents"):
+        deep(field(5, field(3, bytes(64 * wire.COST_MAX))))
+
+
+def test_other_payloads_are_stepped_over() -> None:
     floats = struct.pack("<4f", *range(4)) * 250_000
     data = field(5, field(5, field(6, floats))) + field(7, b"\xff" * 1_000_000)
-    assert deep(data) == 4
+    assert deep(data) == 2 + 32 + 1 + 32 + 1
