@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sidecar.core.model import Demand, Denial, Instant, Limits, RequestRate, Reservation, Usage
+from sidecar.quotas import local
 from sidecar.quotas.local import LocalQuotas
 
 SECOND = 1_000_000_000
@@ -116,6 +117,9 @@ class Interleaved(RuleBasedStateMachine):
     @rule(tenant=TENANTS, demand=DEMANDS, enforce=st.booleans())
     def reserve(self, tenant: str, demand: Demand, enforce: bool) -> None:
         limits = self.limits[tenant]
+        state = self.quotas._state(tenant, limits, self.now)
+        short = [*local._rates(state, demand, self.now), *local._gauges(state, demand)]
+        assert local._fits(state, demand, self.now) is not bool(short)  # the quick answer is the long one's
         found = self.quotas.reserve(tenant, "m", limits, demand, at(self.now), enforce=enforce)
         if isinstance(found, Denial):
             assert enforce

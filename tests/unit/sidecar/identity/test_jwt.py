@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -20,7 +21,8 @@ from sidecar.core.model import Denial, Principal
 from sidecar.core.reasons import Reason
 from sidecar.identity.compact import MAX_TOKEN
 from sidecar.identity.jwks import JwksSource
-from sidecar.identity.jwt import MAX_TEXT, TokenVerifier
+from sidecar.identity.jwt import MAX_TEXT, Issuer, TokenVerifier
+from sidecar.runtime.settings import IssuerSection
 from tests.support.identity import (
     AUDIENCE,
     ISSUER,
@@ -484,3 +486,14 @@ def test_keys_never_had_or_too_stale_are_unavailable_not_a_bad_signature() -> No
     found = tokens.identify(good(), NOW + 61)
     assert isinstance(found, Denial)
     assert found.reason is Reason.KEYS_UNAVAILABLE
+
+
+def test_an_issuer_is_configured_by_the_settings_own_names() -> None:
+    """The composition root makes an Issuer of a section by these names; a field in one alone would be lost."""
+    made = {each.name for each in fields(Issuer)}
+    assert made == set(IssuerSection.model_fields) - {"jwks"}
+    section = IssuerSection.model_validate(
+        {"issuer": ISSUER, "audience": ["a"], "jwks": "x", "algorithms": ["EdDSA"], "tenants": ["*"]}
+    )
+    by_default = Issuer(ISSUER, ("a",), ("EdDSA",), ("*",))
+    assert Issuer(**section.model_dump(exclude={"jwks"})) == by_default
