@@ -14,9 +14,9 @@ from sidecar.core.reasons import Reason
 
 __all__ = ["COST_MAX", "Field", "Found", "Spec", "check", "scan", "spec_of", "text"]
 
-# What reading one message may cost: a field is 1, a message inside it 32, 64 bytes of packed varints 1 (protobuf may turn
-# each byte into 8). So 65,536 strings in typed contents pass, or 256 inputs, outputs and parameters; the dearest message
-# of all takes about 50 ms of one core, and 36 MB.
+# What reading one message may cost: a field is 1, a message inside it 32, 64 bytes of packed varints 1 (protobuf may
+# turn each byte into 8). So 65,536 strings in typed contents pass, or 256 inputs, outputs and parameters; the dearest
+# message of all takes about 50 ms of one core, and 36 MB.
 COST_MAX: Final = 70_000
 _MESSAGE_COST: Final = 32
 _PACKED_BYTES: Final = 64
@@ -172,8 +172,8 @@ def text(data: bytes, found: Found, spec: Spec) -> str:
 def check(data: bytes, spec: Spec, found: list[Found], *, most: int = COST_MAX) -> int:
     """Hold everything below ``found`` to the same rules, and map keys to being there once; what that cost.
 
-    Raises as ``scan`` does, TOO_LARGE for a cost over ``most``. ``bytes`` and packed numbers are stepped over. The depth
-    is the schema's own, 4 for a ModelInferRequest.
+    Raises as ``scan`` does, TOO_LARGE for a cost over ``most``. ``bytes`` and packed numbers are stepped over. The
+    depth is the schema's own, 4 for a ModelInferRequest.
     """
     cost = len(found)
     keys: set[tuple[int, str]] = set()
