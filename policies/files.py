@@ -8,6 +8,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -98,7 +99,7 @@ def _names(name: str) -> list[str]:
 def fingerprint(directory: Path) -> Fingerprint:
     """What changes when the directory does: each file's name, mtime (ns), size and inode. Raises ``OSError``."""
     found = []
-    for name, path in _walk(directory):
+    for name, path in islice(_walk(directory), MAX_FILES + 1):  # beyond that it is refused anyway
         status = os.stat(path)  # noqa: PTH116 — Path.stat does the same in twice the time, and this is polled
         found.append((name, status.st_mtime_ns, status.st_size, status.st_ino))
     return tuple(found)

@@ -217,9 +217,10 @@ class LoadedPolicy:
         return Question(
             tenant=asked.tenant.name,
             plan=asked.tenant.plan,
-            name=asked.principal.name,
+            # What isn't in the memory's key must not reach the policies: one odd name would decide for everybody.
+            name=asked.principal.name if self._by_name else "",
             kind=asked.principal.kind,
-            issuer=asked.principal.issuer,
+            issuer=asked.principal.issuer if self._by_name else "",
             roles=asked.principal.roles,
             action=asked.action,
             model=asked.model,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from sidecar.core.model import Denial
 from sidecar.core.reasons import Reason
 
 __all__ = ["Place", "Residency", "decide"]
+
+# Names told in one refusal: it travels in gRPC trailers, of which many clients take 8 KB in all.
+MAX_TOLD: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ def decide(
             Reason.RESIDENCY_PROCESSING,
             "the data class is not one this tenant has declared",
             rule=f"{rule}.classes",
-            metadata=(("known_data_classes", ",".join(sorted(residency.classes))),),
+            metadata=(("known_data_classes", ",".join(sorted(residency.classes)[:MAX_TOLD])),),
         )
     narrowed = residency.classes.get(data_class)
     if not within(place.region, place.jurisdiction, residency.processing):
@@ -78,12 +82,18 @@ def allowed_regions(residency: Residency, data_class: str, regions: Mapping[str,
 
 
 def _processing(rule: str, place: Place, allowed: tuple[str, ...]) -> Denial:
-    detail = f"this is {place.region} ({place.jurisdiction}); allowed: {', '.join(allowed) or 'nowhere'}"
-    metadata = (("region", place.region), ("allowed_regions", ",".join(allowed)))
+    detail = f"this is {place.region} ({place.jurisdiction}); allowed: {_listed(allowed)}"
+    metadata = (("region", place.region), ("allowed_regions", ",".join(allowed[:MAX_TOLD])))
     return Denial(Reason.RESIDENCY_PROCESSING, detail, rule=rule, metadata=metadata)
 
 
 def _elsewhere(reason: Reason, rule: str, jurisdiction: str, allowed: tuple[str, ...]) -> Denial:
-    detail = f"here it would go to {jurisdiction}; allowed: {', '.join(sorted(allowed)) or 'nowhere'}"
-    metadata = (("jurisdiction", jurisdiction), ("allowed_jurisdictions", ",".join(sorted(allowed))))
+    allowed = tuple(sorted(allowed))
+    detail = f"here it would go to {jurisdiction}; allowed: {_listed(allowed)}"
+    metadata = (("jurisdiction", jurisdiction), ("allowed_jurisdictions", ",".join(allowed[:MAX_TOLD])))
     return Denial(reason, detail, rule=rule, metadata=metadata)
+
+
+def _listed(allowed: tuple[str, ...]) -> str:
+    more = f" and {len(allowed) - MAX_TOLD} more" if len(allowed) > MAX_TOLD else ""
+    return ", ".join(allowed[:MAX_TOLD]) + more or "nowhere"

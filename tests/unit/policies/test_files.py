@@ -82,6 +82,7 @@ def test_bounds_hold(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "tenants/pipe.yaml:1:1: not a file",
     ]
     monkeypatch.setattr(files, "MAX_FILES", 3)
+    assert len(fingerprint(bundle)) == 4, "polled, so bounded too"
     assert told(bundle)[-1] == f"plans.yaml:1:1: a bundle holds at most 3 files and {files.MAX_BYTES} bytes"
 
 

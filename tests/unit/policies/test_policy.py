@@ -179,6 +179,15 @@ def test_who_exactly_asks_is_remembered_apart_where_a_policy_looks_at_it() -> No
     assert isinstance(ask(policy, who("acme", name="carol"), "chat"), Verdict)
 
 
+def test_one_odd_name_decides_for_nobody_else() -> None:
+    policy = demo_policy()
+    assert isinstance(ask(policy, who("acme", name="\ud800"), "chat"), Verdict)
+    assert isinstance(ask(policy, who("acme"), "chat"), Verdict)
+    named = with_policies('@id("not-bob") forbid(principal == Principal::"acme/bob", action, resource);')
+    assert reason(ask(named, who("acme", name="\ud800"), "chat")) is Reason.POLICY_FORBIDS
+    assert isinstance(ask(named, who("acme"), "chat"), Verdict)
+
+
 def test_all_that_matters_is_remembered_apart() -> None:
     policy = with_policies(
         """

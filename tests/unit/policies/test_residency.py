@@ -75,3 +75,11 @@ def test_a_refusal_says_where_it_would_be_allowed() -> None:
     stored = decide(residency(storage=("US",)), "", EU, REGIONS, "tenants/t.yaml")
     assert stored is not None
     assert stored.metadata == (("jurisdiction", "EU"), ("allowed_jurisdictions", "US"))
+
+
+def test_a_refusal_stays_small_enough_for_a_trailer() -> None:
+    regions = {f"r{n:03}{'x' * 59}": "EU" for n in range(500)} | {"us-east-1": "US"}
+    found = decide(residency(), "", Place("us-east-1", "US", "EU", None), regions, "tenants/t.yaml")
+    assert found is not None
+    assert found.detail.endswith(" and 484 more")
+    assert len(found.detail) + sum(len(value) for _, value in found.metadata) < 3000
