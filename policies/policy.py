@@ -86,7 +86,7 @@ class LoadedPolicy:
         head: Head,
         at: float,  # noqa: ARG002 — the port's; nothing in a bundle depends on the time yet
     ) -> Verdict | Denial:
-        """In memory; 1 µs where the question was asked before, else some 0.2 ms where policies must be evaluated."""
+        """In memory: 0.3 µs where the question was asked before, else some 0.15 ms where policies are evaluated."""
         key: _Key = (
             principal.tenant,
             principal.roles,
