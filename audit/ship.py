@@ -187,6 +187,9 @@ class Shipper:
             for item in items:
                 if item.place.journal != self._journal:
                     raise store.FencedError("the journal was replaced by another")
+                if item.place.jurisdiction != self._parts.jurisdiction:
+                    words = f"records of {item.place.jurisdiction!r} may not be stored in {self._parts.jurisdiction!r}"
+                    raise store.WrongJurisdictionError(words)
                 if self._place is not None and item.place.sidecar != self._place.sidecar:
                     self._flush()  # a batch belongs to one sidecar's log
                 self._place = item.place

@@ -11,9 +11,11 @@ import sqlalchemy as sa
 
 from audit import store
 from audit.content import ContentSealer
+from audit.seal import KeyFault
 from sidecar.cli.common import Exit, fail
 from sidecar.cli.keys import load_settings
 from sidecar.runtime.settings import Settings
+from sidecar.runtime.shipping import load_sealer
 
 __all__ = ["Database", "database", "sealer_of"]
 
@@ -56,10 +58,7 @@ def words(fault: sa.exc.SQLAlchemyError) -> str:
 
 def sealer_of(settings: Settings) -> ContentSealer:
     """Opens and seals content; exit 2 where the key file cannot be used."""
-    path = settings.audit.database.key_file or settings.audit.journal.key_file
-    try:
-        return ContentSealer(path.read_bytes())
-    except OSError as fault:
-        fail(Exit.USAGE, f"{path}: {fault.strerror}")
-    except ValueError as fault:
-        fail(Exit.USAGE, f"{path}: {fault}")
+    sealer = load_sealer(settings)
+    if isinstance(sealer, KeyFault):
+        fail(Exit.USAGE, sealer.detail)
+    return sealer

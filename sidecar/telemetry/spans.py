@@ -45,11 +45,9 @@ def resource_of(sidecar: str, region: str, jurisdiction: str) -> Resource:
     )
 
 
-def to_be_exported(facts: CallFacts, ratio: float) -> bool:
-    """Sampled by the trace's own flag, and within ``ratio`` of traces (by trace id, so that a trace is kept whole)."""
-    if not facts.sampled or len(facts.trace_id) != 32 or len(facts.span_id) != 16:
-        return False
-    return ratio >= 1 or int(facts.trace_id[16:], 16) < ratio * 2**64
+def to_be_exported(facts: CallFacts) -> bool:
+    """Sampled, by the flag of the trace itself: what Triton and the client sampled is what is sent."""
+    return facts.sampled and len(facts.trace_id) == 32 and len(facts.span_id) == 16
 
 
 def span_of(facts: CallFacts, end: Settled | Refused, resource: Resource) -> ReadableSpan:

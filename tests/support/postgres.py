@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,11 @@ class Server:
             connection.execute(f"CREATE DATABASE {name}")
         return self.dsn(name)
 
+    @cached_property
+    def shared(self) -> str:
+        """One database for all tests: it is 300 files, and making and removing them is what would take the time."""
+        return self.create_database()
+
     def close(self) -> None:
         self._server.cleanup()
 
@@ -102,15 +108,9 @@ def postgres() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def _database(postgres: Server) -> str:
-    # One for all tests: a database is 300 files, and making and removing them is what would take the time.
-    return postgres.create_database()
-
-
 @pytest.fixture
-def dsn(_database: str) -> str:
+def dsn(postgres: Server) -> str:
     """A database with nothing in it but the migrated schema."""
-    query(_database, "DROP SCHEMA IF EXISTS warden CASCADE")
-    prepare(_database)
-    return _database
+    query(postgres.shared, "DROP SCHEMA IF EXISTS warden CASCADE")
+    prepare(postgres.shared)
+    return postgres.shared

@@ -1,4 +1,4 @@
-"""audit.search and `warden audit` / `warden db` on a real Postgres: filters, pages, reveals, and the record of each look."""
+"""audit.search, `warden audit` and `warden db` on a real Postgres: filters, pages, reveals, the record of each look."""
 
 from __future__ import annotations
 
@@ -177,9 +177,9 @@ def test_words_are_found_in_prompts_and_outputs(filled: str) -> None:
         "c1",
     ]
     assert [r["call_id"] for r in ask(filled, search_module._replaced(window, text="library", limit=1), who)] == ["c6"]
-    ((seen,),) = query(
+    (seen,), *_ = query(
         filled,
-        "SELECT detail -> 'calls' FROM warden.audit_events WHERE kind = 'content_revealed' ORDER BY recorded_at DESC LIMIT 1",
+        "SELECT detail -> 'calls' FROM warden.audit_events WHERE kind = 'content_revealed' ORDER BY recorded_at DESC",
     )
     assert seen == ["c6"]
 
@@ -209,7 +209,9 @@ def test_a_database_of_another_jurisdiction_is_not_searched(filled: str) -> None
 
 @pytest.fixture
 def config(filled: str, tmp_path: Path) -> Path:
-    (tmp_path / "journal.key").write_bytes(ROOT)
+    key = tmp_path / "journal.key"
+    key.write_bytes(ROOT)
+    key.chmod(0o600)
     return write_config(tmp_path, filled)
 
 

@@ -55,7 +55,8 @@ def test_a_call_is_one_row_with_its_content_sealed(dsn: str, tmp_path: Path) -> 
     ship(journal, dsn, tmp_path, 1)
     ((call_id, started, sealed, output, size, sidecar, region),) = query(
         dsn,
-        "SELECT call_id, started_at, prompt_sealed, output_sealed, output_bytes, sidecar, region FROM warden.audit_calls",
+        "SELECT call_id, started_at, prompt_sealed, output_sealed, output_bytes, sidecar, region"
+        " FROM warden.audit_calls",
     )
     place = {"tenant": "acme", "day": started.astimezone(UTC).date(), "call_id": call_id}
     sealer = ContentSealer(ROOT)

@@ -1,0 +1,40 @@
+"""`warden ship`: follow the journal into the database and to the collector, until SIGTERM or until the parent dies."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from audit.seal import KeyFault, load_root_key
+from audit.store import WrongJurisdictionError
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail
+from sidecar.cli.keys import load_settings
+from sidecar.runtime.shipping import AlreadyShippingError, bind_to_parent, load_sealer
+from sidecar.runtime.shipping import ship as run
+from sidecar.telemetry import logs
+
+
+def ship(config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Store the journal's records in Postgres and send spans. `warden serve` starts it; it runs by itself as well.
+
+    Ends with the batch at hand on SIGTERM, and when the process that started it ends.
+    """
+    stop = threading.Event()
+    bind_to_parent(stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    settings = load_settings(config)
+    logs.setup()
+    root, sealer = load_root_key(settings.audit.journal.key_file), load_sealer(settings)
+    if isinstance(root, KeyFault):
+        fail(Exit.USAGE, root.detail)
+    if isinstance(sealer, KeyFault):
+        fail(Exit.USAGE, sealer.detail)
+    try:
+        run(settings, root, sealer, stop)
+    except WrongJurisdictionError as fault:
+        fail(Exit.NO, f"{config}: {fault}")
+    except AlreadyShippingError as fault:
+        fail(Exit.DEPENDENCY, str(fault))
+    except OSError as fault:
+        fail(Exit.DEPENDENCY, f"{fault.filename or config}: {fault.strerror}")

@@ -1,0 +1,240 @@
+"""`warden ship` put together: the journal's follower, the database, the span exporter, and the report it writes."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from audit import store
+from audit.assemble import CallRecord, Place
+from audit.content import ContentSealer
+from audit.follow import Follower, write_shipped
+from audit.poison import PoisonKeeper
+from audit.seal import KeyFault, load_root_key
+from audit.segments import FaultKind
+from audit.ship import Item, Parts, Shipper
+from audit.spool import write_whole
+from sidecar.core.model import Secret
+from sidecar.runtime.settings import Settings
+from sidecar.telemetry import logs
+from sidecar.telemetry.export import SpanPump, exporter_for
+from sidecar.telemetry.spans import resource_of, span_of, to_be_exported
+
+__all__ = ["AlreadyShippingError", "JournalSource", "bind_to_parent", "load_sealer", "ship"]
+
+_LOG: Final = logging.getLogger("warden.ship")
+REPORT_SECONDS: Final = 1.0
+LOCK_SECONDS: Final = 15.0  # to wait for the shipper before us to finish its batch
+SPANS_GRACE: Final = 3.0  # seconds to send what is queued on stop
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+
+
+class AlreadyShippingError(Exception):
+    """Another process ships this journal."""
+
+
+class JournalSource:
+    """``audit.ship.Source`` over the real journal."""
+
+    def __init__(self, directory: Path, root: Secret) -> None:
+        self._directory = directory
+        self._follower = Follower(directory, root)
+        self._entry_bytes = 512.0  # of one entry, a running mean: the follower knows what waits in bytes
+        self._shipped = -1
+        self._place: Place | None = None
+
+    @property
+    def identity(self) -> str:
+        return self._follower.identity
+
+    def seek(self, sequence: int) -> None:
+        self._follower.seek(sequence)
+
+    def read(self, limit: int) -> Sequence[Item]:
+        """Raises OSError, also where the journal is sealed under another key: skipping it would let it be deleted."""
+        follower, start = self._follower, self._follower.sequence
+        items = []
+        for sequence, data, info in follower.read(limit):
+            place = Place(info.sidecar, info.journal, info.region, info.jurisdiction)
+            if place != self._place:
+                self._place = place
+            items.append(Item(sequence, data, self._place or place))
+        locked = next((fault for fault in follower.faults if fault.kind is FaultKind.KEY), None)
+        if locked is not None:
+            follower.faults.clear()
+            follower.seek(start)
+            raise OSError(locked.detail)
+        if items:
+            mean = sum(len(item.data) for item in items) / len(items)
+            self._entry_bytes += (mean - self._entry_bytes) * 0.1
+        return items
+
+    def waiting(self) -> int:
+        """About how many entries wait to be read, from their bytes."""
+        try:
+            return round(self._follower.waiting() / self._entry_bytes)
+        except OSError:
+            return 0
+
+    def sync(self) -> None:
+        self._follower.sync()
+
+    def shipped(self, sequence: int) -> None:
+        if sequence != self._shipped:
+            write_shipped(self._directory, sequence)
+            self._shipped = sequence
+
+    def close(self) -> None:
+        self._follower.close()
+
+
+# --- the process --------------------------------------------------------------------------------------------------
+
+
+def bind_to_parent(stop: threading.Event) -> None:
+    """Let the kernel send SIGTERM when our parent dies; set ``stop`` where it died before that."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        stop.set()
+
+
+def load_sealer(settings: Settings) -> ContentSealer | KeyFault:
+    """What content is sealed with: under the database's own key file, else the journal's."""
+    root = load_root_key(settings.audit.database.key_file or settings.audit.journal.key_file)
+    return root if isinstance(root, KeyFault) else ContentSealer(root.reveal())
+
+
+def ship(settings: Settings, root: Secret, sealer: ContentSealer, stop: threading.Event) -> None:
+    """Ship until ``stop``. Raises WrongJurisdictionError and AlreadyShippingError."""
+    directory = settings.audit.journal.directory
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    source = JournalSource(directory, root)
+    engine = store.connect(settings.audit.database.dsn, application=f"warden-ship-{settings.sidecar.name}"[:63])
+    pump = _pump(settings)
+    parts = Parts(
+        source=source,
+        engine=engine,
+        sealer=sealer,
+        poison=PoisonKeeper(directory / "poison", sealer),
+        directory=directory,
+        jurisdiction=settings.audit.database.jurisdiction,
+        now=lambda: datetime.now(UTC),
+        monotonic=time.monotonic,
+        chance=random.random,
+        ended=None if pump is None else _spans_to(pump),
+    )
+    shipper = Shipper(parts, stop)
+    try:
+        with _alone(directory, stop), _reporting(directory / "ship.json", shipper, pump):
+            if not stop.is_set():
+                shipper.run()
+    finally:
+        if pump is not None:
+            pump.close(SPANS_GRACE)
+        engine.dispose()
+        source.close()
+
+
+def _pump(settings: Settings) -> SpanPump | None:
+    otlp = settings.telemetry.otlp
+    return None if otlp is None else SpanPump(exporter_for(otlp.endpoint, otlp.protocol))
+
+
+def _spans_to(pump: SpanPump) -> Callable[[CallRecord], None]:
+    def ended(call: CallRecord) -> None:
+        try:
+            if to_be_exported(call.facts):
+                place = call.place
+                pump.offer(span_of(call.facts, call.end, resource_of(place.sidecar, place.region, place.jurisdiction)))
+        except ValueError as fault:  # ids that are not hexadecimal: the record is stored, the span is not worth more
+            logs.event(_LOG, logging.WARNING, "span.unmade", call_id=call.facts.call_id, error=type(fault).__name__)
+
+    return ended
+
+
+@contextmanager
+def _alone(directory: Path, stop: threading.Event) -> Iterator[None]:
+    """One shipper a journal: a second would only be fenced, batch after batch."""
+    descriptor = os.open(directory / "ship.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        until = time.monotonic() + LOCK_SECONDS
+        while not stop.is_set():
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise AlreadyShippingError(f"another process ships {directory}") from None
+                stop.wait(0.1)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _reporting(path: Path, shipper: Shipper, pump: SpanPump | None) -> Iterator[None]:
+    """Write the report each second (sidecar.telemetry.shipfile reads it), and a last time at the end."""
+    done = threading.Event()
+
+    def run() -> None:
+        told: str | None = None
+        while True:
+            last = done.wait(REPORT_SECONDS)
+            told = _tell(shipper, told)
+            try:
+                write_whole(path, _report(shipper, pump), durable=False)
+            except OSError as fault:
+                logs.event(_LOG, logging.ERROR, "report.unwritten", path=str(path), error=fault.strerror)
+            if last:
+                return
+
+    thread = threading.Thread(target=run, name="report", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(REPORT_SECONDS)
+
+
+def _tell(shipper: Shipper, told: str | None) -> str | None:
+    """Log a trouble when it begins, and its end."""
+    trouble = shipper.status.last_error
+    if trouble is not None and told is None:
+        logs.event(_LOG, logging.ERROR, "ship.waiting", error=trouble, lag_records=shipper.status.lag_records)
+    if trouble is None and told is not None:
+        logs.event(_LOG, logging.INFO, "ship.resumed", rows=shipper.status.rows)
+    return trouble
+
+
+def _report(shipper: Shipper, pump: SpanPump | None) -> bytes:
+    status = shipper.status
+    report: dict[str, object] = {
+        "shipped_sequence": status.shipped_sequence,
+        "position": status.position,
+        "lag_records": status.lag_records,
+        "oldest_unshipped_at": status.oldest_unshipped_at,
+        "last_error": status.last_error,
+        "rows": status.rows,
+        "poisoned": status.poisoned,
+        "open_calls": status.open_calls,
+        "database_up": status.database_up,
+    }
+    counts = pump.counts if pump is not None else None
+    report["spans_exported"] = counts.exported if counts else 0
+    report["spans_failed"] = counts.failed if counts else 0
+    report["spans_dropped"] = counts.dropped if counts else 0
+    return json.dumps(report).encode()

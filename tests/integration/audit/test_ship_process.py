@@ -1,0 +1,192 @@
+"""`warden ship` as a process: the real journal, Postgres and an OTLP collector; its signals, its report, its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from audit.journal import Bounds, Journal
+from audit.record import Admitted, Entry, encode
+from audit.seal import load_root_key
+from audit.segments import Origin
+from sidecar.cli.demo.otlp import start_otlp
+from sidecar.core.model import Secret
+from tests.support.postgres import query
+from tests.support.store import ROOT, completed, facts, refused, settled, wait_until
+
+
+def write_config(directory: Path, dsn: str, *, jurisdiction: str = "EU", otlp: str = "") -> Path:
+    key = directory / "journal.key"
+    if not key.exists():
+        key.write_bytes(ROOT)
+        key.chmod(0o600)
+    path = directory / "warden.yaml"
+    path.write_text(
+        f"""
+sidecar: {{name: pod-1, region: eu-west-1}}
+policy: {{bundle: bundle}}
+identity: {{}}
+audit:
+  journal: {{directory: journal, key_file: journal.key}}
+  database: {{dsn: "{dsn}", jurisdiction: {jurisdiction}}}
+{otlp}
+"""
+    )
+    return path
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[Journal]:
+    root = load_root_key(directory / "journal.key")
+    assert isinstance(root, Secret)
+    journal = Journal.open(
+        directory / "journal",
+        root,
+        Origin("pod-1", "eu-west-1", "EU"),
+        Bounds(segment_bytes=64 * 1024),
+        random=secrets.token_bytes,
+        wall_ns=time.time_ns,
+        monotonic=None,
+    )
+    assert isinstance(journal, Journal), journal
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def write(journal: Journal, entries: list[Entry]) -> None:
+    for entry in entries:
+        assert isinstance(journal.append(encode(entry)), int)
+
+
+@contextmanager
+def shipping(config: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "sidecar.cli.main", "ship", "--config", str(config)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=10)
+
+
+def count(dsn: str) -> int:
+    ((rows,),) = query(dsn, "SELECT count(*) FROM warden.audit_calls")
+    return int(rows)
+
+
+def report(directory: Path) -> dict[str, object]:
+    try:
+        told: dict[str, object] = json.loads((directory / "journal" / "ship.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    return told
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_records_reach_postgres_and_spans_the_collector(dsn: str, tmp_path: Path, protocol: str) -> None:
+    collector = start_otlp(tmp_path / "spans.jsonl")
+    try:
+        endpoint = f"http://{collector.grpc}" if protocol == "grpc" else collector.http_url
+        otlp = f"telemetry: {{otlp: {{endpoint: '{endpoint}', jurisdiction: EU, protocol: {protocol}}}}}"
+        config = write_config(tmp_path, dsn, otlp=otlp)
+        traced = facts(trace_id="ab" * 16, span_id="cd" * 8, parent_id="ef" * 8, sampled=True)
+        with opened(tmp_path) as journal, shipping(config) as process:
+            write(journal, [Admitted(traced), settled(traced, b"secret output"), *completed(), refused()])
+            wait_until(lambda: count(dsn) == 3)
+            wait_until(lambda: report(tmp_path).get("spans_exported") == 1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+        (span,) = collector.spans()
+        assert (span["trace_id"], span["span_id"], span["parent_span_id"]) == ("ab" * 16, "cd" * 8, "ef" * 8)
+        assert span["attributes"]["warden.call_id"] == traced.call_id
+        assert "secret output" not in json.dumps(span)
+    finally:
+        collector.stop()
+    told = report(tmp_path)
+    assert (told["rows"], told["position"], told["lag_records"], told["database_up"]) == (3, 3, 0, True)
+
+
+def test_segments_are_followed_across_rotation_and_told_shipped(dsn: str, tmp_path: Path) -> None:
+    config = write_config(tmp_path, dsn)
+    with opened(tmp_path) as journal, shipping(config):
+        for _ in range(400):
+            write(journal, completed())
+        wait_until(lambda: count(dsn) == 400, seconds=60)
+        wait_until(lambda: report(tmp_path).get("shipped_sequence") == 1199)
+        assert len(list((tmp_path / "journal").glob("*.seg"))) > 3
+    positions = query(dsn, "SELECT count(DISTINCT position), min(position), max(position) FROM warden.audit_calls")
+    assert positions == [(400, 0, 399)]
+
+
+def test_a_wrong_jurisdiction_ends_it_with_1(dsn: str, tmp_path: Path) -> None:
+    config = write_config(tmp_path, dsn, jurisdiction="US")
+    with opened(tmp_path), shipping(config) as process:
+        _, told = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "'EU'" in told
+        assert "'US'" in told
+
+
+def test_it_waits_for_a_database_and_says_so(tmp_path: Path) -> None:
+    config = write_config(tmp_path, "postgresql://nobody:hunter2@127.0.0.1:1/none")
+    with opened(tmp_path) as journal, shipping(config) as process:
+        write(journal, [refused()])
+        wait_until(lambda: report(tmp_path).get("last_error"), seconds=60)
+        told = report(tmp_path)
+        assert told["database_up"] is False
+        assert "hunter2" not in json.dumps(told)
+        process.send_signal(signal.SIGTERM)
+        _, logged = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "ship.waiting" in logged
+        assert "hunter2" not in logged
+
+
+def test_it_ends_with_its_parent(dsn: str, tmp_path: Path) -> None:
+    config = write_config(tmp_path, dsn)
+    starter = "import subprocess, sys; p = subprocess.Popen(sys.argv[1:]); print(p.pid, flush=True); p.wait()"
+    command = [sys.executable, "-m", "sidecar.cli.main", "ship", "--config", str(config)]
+    with opened(tmp_path):
+        parent = subprocess.Popen([sys.executable, "-c", starter, *command], stdout=subprocess.PIPE, text=True)
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        wait_until(lambda: report(tmp_path).get("database_up"), seconds=60)
+        parent.kill()
+        parent.wait(10)
+        parent.stdout.close()
+        wait_until(lambda: not running(child))
+
+
+def running(pid: int) -> bool:
+    """A zombie has ended: whoever adopts it collects it when they like."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_another_key_waits_instead_of_skipping(dsn: str, tmp_path: Path) -> None:
+    config = write_config(tmp_path, dsn)
+    with opened(tmp_path) as journal:
+        for _ in range(200):
+            write(journal, completed())
+        (tmp_path / "journal.key").write_bytes(b"x" * 32)
+        with shipping(config):
+            wait_until(lambda: "root key" in str(report(tmp_path).get("last_error")), seconds=60)
+            assert report(tmp_path)["database_up"] is True
+    assert count(dsn) == 0
+    assert not (tmp_path / "journal" / "shipped").exists()
