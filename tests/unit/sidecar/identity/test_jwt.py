@@ -270,6 +270,9 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], Reason]] = {
     "BOM": (lambda: signed(header(), b"\xef\xbb\xbf" + CLAIMS_JSON.encode()), MALFORMED),
     "overlong UTF-8": (lambda: signed(header(), CLAIMS_JSON.encode().replace(b"alice", b"\xc0\xaf")), MALFORMED),
     "lone surrogate": (lambda: signed(header(), CLAIMS_JSON.replace("alice", r"\ud800").encode()), MALFORMED),
+    "lone surrogate in a claim nobody reads": (lambda: signed(header(), claims(x="\ud800")), MALFORMED),
+    "lone surrogate in a name": (lambda: signed(header(), claims(**{"\udfff": 1})), MALFORMED),
+    "lone surrogate in the kid": (lambda: signed(header(kid="EdDSA\ud800"), claims()), MALFORMED),
     # types
     "logout token": (lambda: signed(header(typ="logout+jwt"), claims()), MALFORMED),
     "dpop proof": (lambda: signed(header(typ="dpop+jwt"), claims()), MALFORMED),
@@ -288,6 +291,10 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], Reason]] = {
     "iat missing": (lambda: good(iat=None), MALFORMED),
     "iat bool": (lambda: good(iat=False), MALFORMED),
     "iat in the future": (lambda: good(iat=NOW + 31, exp=NOW + 60), Reason.TOKEN_NOT_YET_VALID),
+    "iat in the future, nbf not": (
+        lambda: good(iat=NOW + 31, nbf=NOW - 10, exp=NOW + 60),
+        Reason.TOKEN_NOT_YET_VALID,
+    ),
     "nbf in the future": (lambda: good(nbf=NOW + 31), Reason.TOKEN_NOT_YET_VALID),
     "nbf text": (lambda: good(nbf="0"), MALFORMED),
     "nbf null": (lambda: signed(header(), claims() | {"nbf": None}), MALFORMED),
@@ -379,6 +386,12 @@ def test_one_issuers_key_never_verifies_anothers_token() -> None:
 
 def test_an_algorithm_that_the_issuer_is_not_configured_for_is_refused() -> None:
     assert reason(good("ES256"), algorithms=("EdDSA",)) is SIGNATURE
+
+
+def test_an_algorithm_is_refused_before_any_key_is_tried() -> None:
+    found = verifier().identify(ATTACKS["HS256 with the PEM as secret"][0](), NOW)
+    assert isinstance(found, Denial)
+    assert found.detail == "its algorithm is not accepted"
 
 
 def test_an_issuer_configured_twice_is_a_broken_configuration() -> None:

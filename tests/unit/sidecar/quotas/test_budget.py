@@ -77,3 +77,12 @@ def test_an_earlier_time_changes_nothing() -> None:
     tokens = budget(600)
     tokens.charge(600, SECOND)
     assert tokens.left(0) == 0
+
+
+def test_the_wait_is_exact_to_the_nanosecond_where_it_does_not_divide() -> None:
+    tokens = budget(7)
+    tokens.charge(7, 0)
+    wait = tokens.wait_ns(1, 0)
+    assert wait == 8_571_428_572
+    assert tokens.wait_ns(1, wait - 1) == 1
+    assert tokens.wait_ns(1, wait) == 0
