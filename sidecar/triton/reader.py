@@ -31,7 +31,7 @@ from sidecar.triton.responses import read_response
 __all__ = ["TritonReader"]
 
 # Triton reads a version with std::stol: "01", " 1", "+1" and "1abc" are all 1 there, so only one spelling is let
-# through. "" is the latest; "-1" means the same to Triton, and one spelling is enough. 18 digits fit a long.
+# through. "" is the latest. 18 digits fit a long.
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
 _FIELDS_MAX: Final = 4 * EACH_MAX + 4  # at the top of any request: three scalars, at most four lists of at most 256
 
