@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Any, Final, assert_never
+
+import msgspec
 
 from audit import record
 from audit.journal import FaultKind, Journal, JournalFault, OpenCall
 from audit.record import CallFacts, Content, Entry, Event, Settled, Tensor, encode
 from sidecar.core.governor import Output, Recorded, Refused
 from sidecar.core.model import (
-    NO_FACTS,
     Admission,
     AuditLevel,
     AuditRule,
@@ -32,12 +34,13 @@ from sidecar.core.reasons import REASONS, Code, Reason
 
 __all__ = ["JournalRecorder"]
 
-# What a tenant's message may put into an entry beside its content; the rest is cut, and stands in the message's length.
+# What a call may put into an entry beside its content. Only an entry over FACTS_BYTES is cut, to the bounds below it:
+# so the ordinary one isn't looked at field by field.
+FACTS_BYTES: Final = 16 * 1024
 TEXT_CHARS: Final = 1024
 PARAMETERS: Final = 256
 TENSORS: Final = 256
 DIMENSIONS: Final = 64
-_INT_BITS: Final = 63  # MessagePack's largest signed integer
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 _NOTHING: Final = Content()
@@ -50,7 +53,7 @@ ACTOR: Final = "serve"
 
 
 class JournalRecorder:
-    """``ports.Recorder`` over a journal; safe from several threads. ``content_bytes`` bounds a prompt, and an output."""
+    """``ports.Recorder`` over a journal; thread-safe. ``content_bytes`` bounds a prompt, and an output."""
 
     def __init__(
         self,
@@ -104,10 +107,8 @@ class JournalRecorder:
             prompt=_prompt(refused.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
             would_refuse="",
         )
-        detail, internal = _text(denial.detail), _text(denial.internal)
-        return self._write(
-            record.Refused(facts, denial.reason.value, int(REASONS[denial.reason].code), detail, internal)
-        )
+        code = int(REASONS[denial.reason].code)
+        return self._write(record.Refused(facts, denial.reason.value, code, denial.detail, denial.internal))
 
     def output(self, recorded: Recorded, output: Output, at: Instant) -> Denial | None:
         texts = self._output(recorded, output)
@@ -124,7 +125,7 @@ class JournalRecorder:
             outcome=outcome.kind.value,
             status=int(outcome.status),
             reason=outcome.reason.value if outcome.reason is not None else "",
-            internal=_text(outcome.internal),
+            internal=outcome.internal,
             offset=output.offset,
             texts=self._output(recorded, output),
             output_bytes=recorded.delivered_bytes,
@@ -137,7 +138,7 @@ class JournalRecorder:
             response_bytes=usage.response_bytes,
             first_response_ns=usage.first_response_ns,
             duration_ns=usage.duration_ns,
-            model_version=_text(usage.model_version),
+            model_version=usage.model_version,
         )
         return self._write(entry, closes=call_id, reserve=True)
 
@@ -164,7 +165,7 @@ class JournalRecorder:
 
     def event(self, kind: str, actor: str, detail: Mapping[str, ParameterValue]) -> Denial | None:
         """Journal what belongs in the log and is no call: bundle loads, recoveries, drain."""
-        return self._write(Event(self._new_id(), self._now().wall_ns, kind, actor, _scalars(detail)), reserve=True)
+        return self._write(Event(self._new_id(), self._now().wall_ns, kind, actor, dict(detail)), reserve=True)
 
     def recovered(self) -> Denial | None:
         """Give each call that a crash cut off its ``aborted`` outcome, and say what recovery found; once, at start."""
@@ -193,8 +194,10 @@ class JournalRecorder:
     def _write(self, entry: Entry, *, opens: str = "", closes: str = "", reserve: bool = False) -> Denial | None:
         try:
             data = encode(entry)
+            if len(data) > FACTS_BYTES and len(data) - _content_bytes(entry) > FACTS_BYTES:
+                data = encode(_bounded(entry))
         except (UnicodeEncodeError, OverflowError):
-            data = encode(_cleaned(entry))
+            data = encode(_bounded(entry))
         written = self._append(data, opens=opens, closes=closes, reserve=reserve)
         return None if isinstance(written, int) else _unavailable(written)
 
@@ -265,23 +268,22 @@ def _facts(
     would_refuse: str,
 ) -> CallFacts:
     trace = call.trace
-    inferred = facts is not NO_FACTS
     return CallFacts(
         call.id,
         call.arrived.wall_ns,
         at.wall_ns,
-        call.method.path if len(call.method.path) <= TEXT_CHARS else call.method.path[:TEXT_CHARS],
+        call.method.path,
         principal.tenant,
         principal.name,
         principal.kind if principal is not _NOBODY else "",
         principal.issuer,
         principal.key_id,
-        _text(principal.subject or call.subject),
-        _text(principal.conversation or call.conversation),
-        _text(model),
-        _text(version),
-        _text(facts.request_id),
-        _text(data_class),
+        principal.subject or call.subject,
+        principal.conversation or call.conversation,
+        model,
+        version,
+        facts.request_id,
+        data_class,
         rule,
         bundle,
         audit.level.value,
@@ -291,10 +293,8 @@ def _facts(
         trace.span_id if trace is not None else "",
         (trace.parent_id or "") if trace is not None else "",
         trace.sampled if trace is not None else False,
-        _scalars(facts.parameters) if facts.parameters else {},
-        [Tensor(_text(t.name), _text(t.datatype), list(t.shape[:DIMENSIONS]), t.nbytes) for t in facts.inputs[:TENSORS]]
-        if inferred
-        else [],
+        dict(facts.parameters) if facts.parameters else {},
+        [Tensor(t.name, t.datatype, list(t.shape), t.nbytes) for t in facts.inputs],
         len(call.message),
         facts.prompt_tokens,
         facts.requested_tokens,
@@ -330,34 +330,35 @@ def _cut(texts: tuple[bytes, ...], room: int) -> list[bytes]:
     return kept
 
 
-def _text(value: str) -> str:
-    return value if len(value) <= TEXT_CHARS else value[:TEXT_CHARS]
+def _content_bytes(entry: Entry) -> int:
+    """How much of an entry is prompt or output, which has its own bound."""
+    match entry:
+        case record.Admitted(call=facts) | record.Refused(call=facts):
+            return sum(map(len, facts.prompt.parts or ()))
+        case record.Output(texts=texts) | Settled(texts=texts):
+            return sum(map(len, texts))
+        case Event():
+            return 0
+        case _:
+            assert_never(entry)
 
 
-def _scalars(values: Mapping[str, Any]) -> dict[str, ParameterValue]:
-    """The scalars of ``values``, bounded in number and length."""
-    kept: dict[str, ParameterValue] = {}
-    for name, value in values.items():
-        if len(kept) == PARAMETERS:
-            break
-        if isinstance(value, str):
-            kept[_text(name)] = _text(value)
-        elif isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() <= _INT_BITS):
-            kept[_text(name)] = value
-        elif isinstance(value, int):
-            kept[_text(name)] = f"{value:#x}"[:TEXT_CHARS]
-    return kept
+def _bounded(value: Any) -> Any:
+    """``value`` with all that is over the bounds cut, and what MessagePack can't carry replaced.
 
-
-def _cleaned(entry: Any) -> Any:
-    """``entry`` with what MessagePack can't carry replaced: lone surrogates, and integers over 64 bits."""
-    if isinstance(entry, str):
-        return _SURROGATE.sub("\ufffd", entry)
-    if isinstance(entry, int) and not isinstance(entry, bool):
-        return max(-(2**63), min(2**63 - 1, entry))
-    if isinstance(entry, list):
-        return [_cleaned(item) for item in entry]
-    if isinstance(entry, dict):
-        return {_cleaned(name): _cleaned(value) for name, value in entry.items()}
-    fields = getattr(entry, "__struct_fields__", None)
-    return entry if fields is None else type(entry)(*(_cleaned(getattr(entry, name)) for name in fields))
+    That is lone surrogates and integers over 64 bits; both can only come from a message that tries.
+    """
+    match value:
+        case str():
+            return _SURROGATE.sub("\ufffd", value[:TEXT_CHARS])
+        case int() if not isinstance(value, bool):
+            return max(-(2**63), min(2**63 - 1, value))
+        case list() if not value or not isinstance(value[0], bytes):  # the bytes are content
+            most = TENSORS if value and isinstance(value[0], Tensor) else DIMENSIONS
+            return [_bounded(item) for item in value[:most]]
+        case dict():
+            return {_bounded(name): _bounded(item) for name, item in itertools.islice(value.items(), PARAMETERS)}
+        case msgspec.Struct():
+            return type(value)(*(_bounded(getattr(value, name)) for name in value.__struct_fields__))
+        case _:
+            return value

@@ -13,7 +13,7 @@ from audit.files import Files, Place
 from audit.seal import Sealer
 from audit.segments import FaultKind, JournalFault, OpenSegment, frame_is_whole
 
-__all__ = ["SPACE", "LiveSegment", "begin", "lock_directory"]
+__all__ = ["SPACE", "LiveSegment", "begin", "holder", "lock_directory"]
 
 SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})  # what passes once somebody makes room
 
@@ -92,6 +92,21 @@ def lock_directory(directory: Path) -> int | JournalFault:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def holder(directory: Path) -> int | None:
+    """The process that writes the journal now, if one does; asks without ever taking the lock (/proc/locks)."""
+    try:
+        place = (directory / "lock").stat()
+        table = Path("/proc/locks").read_text(encoding="ascii")
+    except OSError:
+        return None
+    device = f"{os.major(place.st_dev):02x}:{os.minor(place.st_dev):02x}:{place.st_ino}"
+    for line in table.splitlines():
+        words = line.split()  # "1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF"; a waiter has "->" second
+        if len(words) > 5 and words[1] == "FLOCK" and words[5] == device:
+            return int(words[4])
+    return None
 
 
 def _no_space() -> Never:

@@ -8,6 +8,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -277,8 +278,6 @@ def test_batch_syncs_within_its_period_without_being_asked(tmp_path: Path) -> No
 
 
 def test_the_thread_does_it_alone(tmp_path: Path) -> None:
-    from time import monotonic
-
     journal = open_journal(tmp_path, monotonic=monotonic)
     (sequence,) = written(journal, b"x")
     assert journal.synced(sequence).result(5) is None
@@ -596,7 +595,7 @@ def test_a_follower_starts_at_the_oldest_there_is(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path):  # noqa: ANN201 — a generator fixture
+def small_disk(tmp_path: Path):
     mounted = tmp_path / "disk"
     mounted.mkdir()
     done = subprocess.run(

@@ -1,0 +1,221 @@
+"""`warden journal`: what is in the journal, read beside a running sidecar and without changing anything."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, assert_never
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from audit.follow import read_identity, read_shipped
+from audit.record import Admitted, Entry, Event, Output, Refused, Settled, decode
+from audit.recovery import DAMAGE_MARK
+from audit.seal import KeyFault, load_root_key
+from audit.segments import End, FaultKind, Frame, FrameReader, JournalFault, Lost, read_info, segments_in, unlock
+from audit.writing import holder
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.cli.keys import load_settings
+from sidecar.core.model import Secret
+from sidecar.runtime.settings import JournalSection
+
+app = typer.Typer(no_args_is_help=True, help="The local journal: its state, its frames.")
+
+
+@app.command()
+def status(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+    """Segments, sequences, bytes, how far it is shipped, and whether new calls can be recorded.
+
+    Exit 1 where they can't, or where a segment is damaged.
+    """
+    section = load_settings(config).audit.journal
+    try:
+        found = _status(section)
+    except OSError as fault:
+        fail(Exit.DEPENDENCY, f"{section.directory}: {fault.strerror}")
+    if as_json:
+        emit(found)
+    else:
+        _show(found)
+    raise typer.Exit(int(Exit.DONE if found["state"] == "ok" and not found["damaged"] else Exit.NO))
+
+
+def _status(section: JournalSection) -> dict[str, Any]:
+    """Raises OSError where the directory can't be read."""
+    directory = section.directory
+    segments = [_segment(first, path) for first, path in segments_in(directory)]
+    space = os.statvfs(directory)
+    nbytes, free = sum(segment["bytes"] for segment in segments), space.f_bavail * space.f_frsize
+    short = free < section.min_free or nbytes >= section.max_bytes
+    return {
+        "directory": str(directory),
+        "journal": read_identity(directory),
+        "state": "full" if short else "ok",
+        "writer": holder(directory),
+        "first_sequence": segments[0]["first"] if segments else None,
+        "shipped": read_shipped(directory),
+        "bytes": nbytes,
+        "max_bytes": section.max_bytes,
+        "free_bytes": free,
+        "min_free": section.min_free,
+        "damaged": [segment["name"] for segment in segments if segment["damaged"]],
+        "segments": segments,
+    }
+
+
+def _segment(first: int, path: Path) -> dict[str, Any]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        header, nbytes = read_info(descriptor), os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+    info = header[0] if header is not None else None
+    return {
+        "name": path.name,
+        "first": first,
+        "bytes": nbytes,
+        "created_at": _time(info.created_ns) if info is not None else None,
+        "sidecar": info.sidecar if info is not None else None,
+        "region": info.region if info is not None else None,
+        "jurisdiction": info.jurisdiction if info is not None else None,
+        "damaged": path.with_name(path.name + DAMAGE_MARK).exists(),
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    writer = f"process {found['writer']}" if found["writer"] else "nobody"
+    console.print(f"journal {found['journal'] or '(never opened)'} in {found['directory']}", markup=False)
+    console.print(f"state {found['state']}; written by {writer}; shipped through sequence {found['shipped']}")
+    console.print(
+        f"{found['bytes']:,} of {found['max_bytes']:,} bytes; {found['free_bytes']:,} free on its volume, "
+        f"{found['min_free']:,} must be"
+    )
+    table = Table("segment", "first sequence", "bytes", "since", "region", "damaged")
+    for segment in found["segments"]:
+        table.add_row(
+            segment["name"],
+            str(segment["first"]),
+            f"{segment['bytes']:,}",
+            segment["created_at"] or "?",
+            segment["region"] or "?",
+            "yes" if segment["damaged"] else "",
+        )
+    console.print(table)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="A segment, or the journal's directory.")],
+    config: ConfigOption = DEFAULT_CONFIG,
+    key_file: Annotated[Path | None, typer.Option(help="The root key, instead of the configuration's.")] = None,
+    *,
+    reveal: Annotated[bool, typer.Option("--reveal", help="Show prompts and outputs too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Every frame: sequence, kind, call id, size. Exit 1 where frames are damaged or torn."""
+    root = load_root_key(key_file or load_settings(config).audit.journal.key_file)
+    if isinstance(root, KeyFault):
+        fail(Exit.USAGE, root.detail)
+    whole = True
+    try:
+        paths = [segment for _, segment in segments_in(path)] if path.is_dir() else [path]
+        for segment in paths:
+            for row in _frames(segment, root, reveal=reveal):
+                whole = whole and row["kind"] not in ("damaged", "torn")
+                _print(row, as_json=as_json)
+    except OSError as fault:
+        fail(Exit.USAGE, f"{fault.filename or path}: {fault.strerror}")
+    raise typer.Exit(int(Exit.DONE if whole else Exit.NO))
+
+
+def _print(row: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        emit(row)
+        return
+    rest = {name: value for name, value in row.items() if name not in ("sequence", "kind", "call_id", "bytes")}
+    sequence = "-" if row["sequence"] is None else row["sequence"]
+    words = "  ".join(f"{name}={value}" for name, value in rest.items())
+    typer.echo(f"{sequence:>12}  {row['kind']:<9} {row['call_id'] or '-':<40} {row['bytes']:>8}  {words}".rstrip())
+
+
+def _frames(path: Path, root: Secret, *, reveal: bool) -> Iterator[dict[str, Any]]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        segment = unlock(descriptor, path, root)
+        if isinstance(segment, JournalFault):
+            fail(Exit.USAGE if segment.kind is FaultKind.KEY else Exit.NO, segment.detail)
+        reader, first = FrameReader(descriptor, segment), segment.info.first
+        while True:
+            match reader.next(search=True):
+                case Frame() as frame:
+                    row = {"sequence": first + frame.index, "kind": "", "call_id": None, "bytes": len(frame.entry)}
+                    yield row | _entry(frame.entry, reveal=reveal)
+                case Lost() as lost:
+                    yield _bad("damaged", first + lost.index, lost.end - lost.offset, lost.offset)
+                case End(left=0):
+                    return
+                case End() as end:
+                    yield _bad("torn", first + end.index, end.left, end.offset)
+                    return
+                case _ as never:
+                    assert_never(never)
+    finally:
+        os.close(descriptor)
+
+
+def _bad(kind: str, sequence: int, nbytes: int, offset: int) -> dict[str, Any]:
+    return {"sequence": sequence, "kind": kind, "call_id": None, "bytes": nbytes, "offset": offset}
+
+
+def _entry(data: bytes, *, reveal: bool) -> dict[str, Any]:
+    try:
+        entry: Entry = decode(data)
+    except (msgspec.DecodeError, UnicodeError):
+        return {"kind": "unreadable"}
+    match entry:
+        case Admitted(call=facts):
+            shown = {"tenant": facts.tenant, "model": facts.model}
+            content = {"prompt": facts.prompt.parts}
+        case Refused(call=facts):
+            shown = {"tenant": facts.tenant, "model": facts.model, "reason": entry.reason}
+            content = {"prompt": facts.prompt.parts}
+        case Output():
+            return _row(entry, entry.call_id, {}, {"output": entry.texts}, reveal=reveal)
+        case Settled():
+            return _row(entry, entry.call_id, {"outcome": entry.outcome}, {"output": entry.texts}, reveal=reveal)
+        case Event():
+            return _row(entry, None, {"event": entry.kind}, {}, reveal=reveal)
+        case _:
+            assert_never(entry)
+    return _row(entry, facts.call_id, shown, content, reveal=reveal)
+
+
+def _row(
+    entry: Entry, call_id: str | None, shown: dict[str, Any], content: dict[str, Any], *, reveal: bool
+) -> dict[str, Any]:
+    row = {"kind": str(type(entry).__struct_config__.tag), "call_id": call_id, **shown}
+    if reveal:
+        row |= {name: _readable(parts) for name, parts in content.items()}
+    return row
+
+
+def _readable(parts: list[bytes] | None) -> str | None:
+    """Text where it is UTF-8, ``base64:…`` where it isn't, null where none was kept."""
+    if parts is None:
+        return None
+    whole = b"".join(parts)
+    try:
+        return whole.decode()
+    except UnicodeDecodeError:
+        return "base64:" + base64.b64encode(whole).decode()
+
+
+def _time(ns: int) -> str:
+    return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="microseconds")

@@ -1,0 +1,310 @@
+"""audit.recorder: what each audit level keeps, what is never kept, and what a journal that can't write answers."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audit import record
+from audit.journal import Journal
+from audit.recorder import DIMENSIONS, PARAMETERS, TENSORS, TEXT_CHARS, JournalRecorder
+from sidecar.core.governor import Output, Recorded, Refused
+from sidecar.core.model import (
+    NO_FACTS,
+    PROOF,
+    Action,
+    Admission,
+    AuditLevel,
+    AuditRule,
+    Call,
+    Credential,
+    Demand,
+    Denial,
+    Disposition,
+    Durability,
+    Forward,
+    Head,
+    InferenceFacts,
+    Instant,
+    Limits,
+    Method,
+    ModelProfile,
+    Outcome,
+    OutcomeKind,
+    Principal,
+    Reservation,
+    ResponseFacts,
+    Secret,
+    TensorFacts,
+    TraceContext,
+    Usage,
+    Verdict,
+)
+from sidecar.core.ports import Recorder
+from sidecar.core.reasons import REASONS, Code, Reason
+from tests.support.journal import FaultyFiles, crash, entries, open_journal
+
+METHOD = Method(
+    "/inference.GRPCInferenceService/ModelInfer",
+    Action.INFER,
+    Disposition.FORWARD,
+    frozenset({"tenant"}),
+    by_model=True,
+)
+ARRIVED, AT, END = Instant(1_000, 10), Instant(2_000, 1_010), Instant(9_000, 8_010)
+PROMPTS = (b"what is ", b"a warden?")
+WHOLE = b"".join(PROMPTS)
+FACTS = InferenceFacts(
+    request_id="r1", model="chat", version="2", inputs=(TensorFacts("text_input", "BYTES", (1,), 21),),
+    parameters={"max_tokens": 8, "temperature": 0.5, "stream": True, "stop": "."}, prompts=PROMPTS,
+    prompt_tokens=5, requested_tokens=8,
+)  # fmt: skip
+PRINCIPAL = Principal("acme", "ada", "api_key", key_id="k1", subject="patient-7")
+CALL = Call(
+    "call-1", METHOD, ARRIVED, b"m" * 99, Credential("api_key", Secret(b"the-secret")), "10.1.2.3:555", subject="other",
+    conversation="c9", trace=TraceContext("a" * 32, "b" * 16, "c" * 16, sampled=True),
+)  # fmt: skip
+
+
+def verdict(level: AuditLevel = AuditLevel.FULL, **rule: Any) -> Verdict:
+    return Verdict("tenants/acme", "digest", ModelProfile("chat"), Limits(), AuditRule(level, **rule), "phi")
+
+
+def admission(level: AuditLevel = AuditLevel.FULL, facts: InferenceFacts = FACTS, **rule: Any) -> Admission:
+    held = Reservation("acme", "chat", Demand(), AT)
+    return Admission(CALL, PRINCIPAL, verdict(level, **rule), facts, Forward(b""), held, None, PROOF)
+
+
+def recorder(
+    journal: Journal, content_bytes: int = 2**20, durability: Durability = Durability.BATCH
+) -> JournalRecorder:
+    return JournalRecorder(
+        journal, content_bytes=content_bytes, durability=durability, new_id=lambda: "event-1", now=lambda: END
+    )
+
+
+def kept(directory: Path) -> list[record.Entry]:
+    return [record.decode(data) for _, data in entries(directory)]
+
+
+def is_a_recorder(real: JournalRecorder) -> Recorder:
+    return real
+
+
+def test_an_admission_is_recorded_whole(tmp_path: Path) -> None:
+    assert recorder(open_journal(tmp_path)).admitted(admission(retention_days=30), AT) is None
+    (entry,) = kept(tmp_path)
+    assert isinstance(entry, record.Admitted)
+    call = entry.call
+    assert (call.call_id, call.tenant, call.principal, call.key_id) == ("call-1", "acme", "ada", "k1")
+    assert (call.started_ns, call.decided_ns, call.model, call.version) == (1_000, 2_000, "chat", "2")
+    assert (call.subject, call.conversation, call.data_class) == ("patient-7", "c9", "phi")
+    assert (call.trace_id, call.parent_id, call.sampled) == ("a" * 32, "c" * 16, True)
+    assert (call.rule, call.bundle, call.level, call.retention_days) == ("tenants/acme", "digest", "full", 30)
+    assert call.parameters == {"max_tokens": 8, "temperature": 0.5, "stream": True, "stop": "."}
+    assert call.tensors == [record.Tensor("text_input", "BYTES", [1], 21)]
+    assert (call.peer, call.request_bytes, call.prompt_tokens) == ("10.1.2.3:555", 99, 5)
+    assert call.prompt == record.Content(len(WHOLE), hashlib.sha256(WHOLE).digest(), list(PROMPTS))
+
+
+@pytest.mark.parametrize("level", AuditLevel)
+def test_each_level_keeps_its_content_and_no_more(tmp_path: Path, level: AuditLevel) -> None:
+    real = recorder(open_journal(tmp_path))
+    recorded = Recorded(admission(level), AT)
+    recorded.count(ResponseFacts(texts=(b"an answer",)), AT)
+    assert real.admitted(recorded.admission, AT) is None
+    assert real.output(recorded, Output(0, (b"an ",)), AT) is None
+    assert real.settled(recorded, Output(3, (b"answer",)), Outcome(OutcomeKind.COMPLETED), Usage(), END) is None
+    raw = b"".join(data for _, data in entries(tmp_path))
+    assert (PROMPTS[0] in raw) is (level is not AuditLevel.METADATA)
+    assert (b"answer" in raw) is (level is AuditLevel.FULL)
+    assert b"the-secret" not in raw
+    first, last = kept(tmp_path)[0], kept(tmp_path)[-1]
+    assert isinstance(first, record.Admitted)
+    assert isinstance(last, record.Settled)
+    assert (first.call.prompt.nbytes, first.call.prompt.sha256) == (len(WHOLE), hashlib.sha256(WHOLE).digest())
+    assert (last.output_bytes, last.output_sha256) == (9, hashlib.sha256(b"an answer").digest())
+
+
+@pytest.mark.parametrize("bound", [1, 8, 9, 16, 17, 100])
+def test_content_over_the_bound_is_cut_and_its_whole_is_digested(tmp_path: Path, bound: int) -> None:
+    real = recorder(open_journal(tmp_path), content_bytes=bound)
+    recorded = Recorded(admission(), AT)
+    real.admitted(recorded.admission, AT)
+    recorded.count(ResponseFacts(texts=(WHOLE,)), AT)
+    real.output(recorded, Output(0, (WHOLE[:6], WHOLE[6:12])), AT)
+    real.settled(recorded, Output(12, (WHOLE[12:],)), Outcome(OutcomeKind.COMPLETED), Usage(), END)
+    found = kept(tmp_path)
+    first, last = found[0], found[-1]
+    assert isinstance(first, record.Admitted)
+    assert isinstance(last, record.Settled)
+    assert b"".join(first.call.prompt.parts or []) == WHOLE[:bound]
+    assert (first.call.prompt.nbytes, last.output_bytes) == (len(WHOLE), len(WHOLE))
+    assert first.call.prompt.sha256 == last.output_sha256 == hashlib.sha256(WHOLE).digest()
+    output = [text for entry in found if isinstance(entry, record.Output | record.Settled) for text in entry.texts]
+    assert b"".join(output) == WHOLE[:bound]
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_a_refusals_content_is_kept_only_where_it_may_be(tmp_path: Path, reason: Reason) -> None:
+    refused = Refused(CALL, Denial(reason, "why", internal="more"), "digest", PRINCIPAL, Head("chat"), verdict(), FACTS)
+    assert recorder(open_journal(tmp_path)).refused(refused, AT) is None
+    (entry,) = kept(tmp_path)
+    assert isinstance(entry, record.Refused)
+    assert (entry.reason, entry.status) == (reason.value, REASONS[reason].code)
+    assert (entry.detail, entry.internal) == ("why", "more")
+    never = reason.startswith("RESIDENCY_") or REASONS[reason].code is Code.UNAUTHENTICATED
+    assert (entry.call.prompt.parts is None) is never
+
+
+def test_a_refusal_before_the_verdict_has_no_content(tmp_path: Path) -> None:
+    real = recorder(open_journal(tmp_path))
+    real.refused(Refused(CALL, Denial(Reason.CREDENTIAL_MISSING), "digest"), AT)
+    real.refused(Refused(CALL, Denial(Reason.POLICY_FORBIDS, rule="p1"), "d", PRINCIPAL, Head("chat"), None, FACTS), AT)
+    first, second = kept(tmp_path)
+    assert isinstance(first, record.Refused)
+    assert isinstance(second, record.Refused)
+    assert (first.call.tenant, first.call.model, first.call.level) == ("", "", "metadata")
+    assert (second.call.tenant, second.call.model, second.call.rule) == ("acme", "chat", "p1")
+    assert second.call.prompt.parts is None
+
+
+def test_a_message_cannot_make_an_entry_large_or_unwritable(tmp_path: Path) -> None:
+    hostile = replace(
+        FACTS,
+        model="m" * 100_000,
+        request_id="\ud800x",
+        parameters={f"p{n}": "v" * 5000 for n in range(500)} | {"big": 2**70},
+        inputs=tuple(TensorFacts(f"t{n}", "FP32", (1,) * 300, 4) for n in range(2000)),
+        prompts=(b"p" * 40_000,),
+    )
+    assert recorder(open_journal(tmp_path)).admitted(admission(facts=hostile), AT) is None
+    (entry,) = kept(tmp_path)
+    assert isinstance(entry, record.Admitted)
+    call = entry.call
+    assert (len(call.model), call.request_id) == (TEXT_CHARS, "\ufffdx")
+    assert (len(call.parameters), len(call.tensors)) == (PARAMETERS, TENSORS)
+    assert len(call.tensors[0].shape) == DIMENSIONS
+    assert call.prompt.parts == [b"p" * 40_000], "content has its own bound"
+
+
+def test_small_but_unwritable_values_are_replaced(tmp_path: Path) -> None:
+    odd = replace(FACTS, request_id="\udcff", parameters={"seed": 2**70})
+    assert recorder(open_journal(tmp_path)).admitted(admission(facts=odd), AT) is None
+    (entry,) = kept(tmp_path)
+    assert isinstance(entry, record.Admitted)
+    assert (entry.call.request_id, entry.call.parameters) == ("\ufffd", {"seed": 2**63 - 1})
+
+
+def test_without_space_the_answer_is_audit_unavailable_but_admitted_calls_end(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    journal = open_journal(tmp_path, files=files)
+    real, recorded = recorder(journal), Recorded(admission(), AT)
+    real.admitted(recorded.admission, AT)
+    files.free_bytes = 1000
+    journal.tick(1.0)
+    denial = real.admitted(admission(), AT)
+    assert denial is not None
+    assert (denial.reason, denial.detail) == (Reason.AUDIT_UNAVAILABLE, "")
+    assert denial.retry_after
+    assert "full" in denial.internal
+    refused = real.refused(Refused(CALL, Denial(Reason.KEY_UNKNOWN), "digest"), AT)
+    assert refused is not None, "refusals are many: they may not eat the reserve"
+    assert real.output(recorded, Output(0, (b"x",)), AT) is None
+    assert real.settled(recorded, Output(1, ()), Outcome(OutcomeKind.COMPLETED), Usage(), END) is None
+
+
+def test_a_faulted_journal_refuses_everything(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    real, recorded = recorder(open_journal(tmp_path, files=files)), Recorded(admission(), AT)
+    real.admitted(recorded.admission, AT)
+    files.fail["pwrite"] = errno.EIO
+    outcome = Outcome(OutcomeKind.COMPLETED)
+    answers = [
+        real.output(recorded, Output(0, (b"x",)), AT),
+        real.settled(recorded, Output(0, ()), outcome, Usage(), END),
+        real.admitted(admission(), AT),
+        real.event("k", "a", {}),
+    ]
+    assert [answer.reason for answer in answers if answer is not None] == [Reason.AUDIT_UNAVAILABLE] * 4
+
+
+def test_strict_calls_wait_for_the_disk_and_batch_calls_do_not(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    journal = open_journal(tmp_path, files=files)
+    real = recorder(journal)
+    batch, strict = admission(), admission(durability=Durability.STRICT)
+    real.admitted(batch, AT)
+    assert real.durable(Recorded(batch, AT)) is None
+    real.admitted(strict, AT)
+    future = real.durable(Recorded(strict, AT))
+    assert future is not None
+    assert not future.done()
+    journal.tick(0.0)
+    assert future.result(0) is None
+    always = recorder(journal, durability=Durability.STRICT)
+    always.admitted(batch, AT)
+    waits = always.durable(Recorded(batch, AT))
+    assert waits is not None
+    files.fail["fsync"] = errno.EIO
+    journal.tick(1.0)
+    denial = waits.result(0)
+    assert denial is not None
+    assert denial.reason is Reason.AUDIT_UNAVAILABLE
+    assert real.durable(Recorded(admission(durability=Durability.BATCH), AT)) is None
+
+
+def test_a_crash_leaves_aborted_outcomes_with_what_was_journaled(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    real, recorded = recorder(journal), Recorded(admission(), AT)
+    ended = replace_id(admission(), "call-2")
+    real.admitted(recorded.admission, AT)
+    real.admitted(ended, AT)
+    real.output(recorded, Output(0, (b"so ", b"far")), Instant(5_000, 0))
+    real.settled(Recorded(ended, AT), Output(0, ()), Outcome(OutcomeKind.COMPLETED), Usage(), END)
+    crash(journal)
+    again = open_journal(tmp_path)
+    assert recorder(again).recovered() is None
+    aborted, opened = kept(tmp_path)[-2:]
+    assert isinstance(aborted, record.Settled)
+    assert (aborted.call_id, aborted.outcome, aborted.status) == ("call-1", "aborted", Code.UNAVAILABLE)
+    assert (aborted.output_bytes, aborted.offset, aborted.texts) == (6, 6, [])
+    assert aborted.output_sha256 == hashlib.sha256(b"so far").digest()
+    assert (aborted.duration_ns, aborted.at_ns) == (4_000, END.wall_ns)
+    assert isinstance(opened, record.Event)
+    assert (opened.kind, opened.detail["aborted"]) == ("journal_opened", 1)
+    crash(again)
+    third = open_journal(tmp_path)
+    assert third.recovery.open_calls == (), "aborted once"
+
+
+def replace_id(value: Admission, call_id: str) -> Admission:
+    return replace(value, call=replace(value.call, id=call_id))
+
+
+def test_damage_found_at_start_is_an_event(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    real = recorder(journal)
+    for _ in range(3):
+        real.event("bundle_loaded", "serve", {"digest": "d"})
+    crash(journal)
+    (path,) = tmp_path.glob("*.seg")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 + 60] ^= 1
+    path.write_bytes(data)
+    again = open_journal(tmp_path)
+    assert recorder(again).recovered() is None
+    events = [entry for entry in kept(tmp_path) if isinstance(entry, record.Event)]
+    assert "journal_fault" in [event.kind for event in events]
+
+
+def test_calls_without_a_message_are_recorded_by_their_profile(tmp_path: Path) -> None:
+    assert recorder(open_journal(tmp_path)).admitted(admission(facts=NO_FACTS), AT) is None
+    (entry,) = kept(tmp_path)
+    assert isinstance(entry, record.Admitted)
+    assert (entry.call.model, entry.call.prompt, entry.call.tensors) == ("chat", record.Content(), [])
