@@ -83,7 +83,6 @@ class Follower:
         self._info: SegmentInfo | None = None
         self._successor: int | None = None  # first sequence of the segment after the one that is read
         self._suspect: tuple[int, int] | None = None  # (segment's first, offset) of a bad frame seen once
-        self._entries, self._nbytes = 0, 0  # read so far
 
     @property
     def identity(self) -> str:
@@ -121,14 +120,13 @@ class Follower:
         return self._extent() != seen
 
     def waiting(self) -> int:
-        """About how many entries were written and not read yet: by the bytes left and the mean of those read."""
+        """Bytes that were written and not read yet. Raises OSError."""
         total = 0
         for first, path in segments_in(self._directory):
             if first >= self._first:
                 with suppress(FileNotFoundError):
                     total += path.stat().st_size
-        left = max(total - (self._reader.offset if self._reader is not None else 0), 0)
-        return -(-left * self._entries // self._nbytes) if self._nbytes else 0
+        return max(total - (self._reader.offset if self._reader is not None else 0), 0)
 
     def sync(self) -> None:
         """Make durable what has been read of the current segment (earlier ones are, once their end was read)."""
@@ -151,7 +149,6 @@ class Follower:
             match reader.next(search=following is not None or self._suspect == (self._first, reader.offset)):
                 case Frame() as frame:
                     sequence = info.first + frame.index
-                    self._count(frame)
                     if sequence >= self._next:
                         self._next = sequence + 1
                         return sequence, frame.entry, info
@@ -214,7 +211,7 @@ class Follower:
                     return True
                 case JournalFault() as fault:
                     os.close(descriptor)
-                    if place + 1 == len(found):
+                    if place + 1 == len(found) and fault.kind is not FaultKind.KEY:
                         return False  # its header is being written
                     self._fault(fault)
         return False
@@ -224,10 +221,6 @@ class Follower:
             os.close(self._descriptor)
         self._descriptor, self._reader, self._info, self._first = -1, None, None, -1
         self._suspect, self._successor = None, None
-
-    def _count(self, frame: Frame) -> None:
-        self._entries += 1
-        self._nbytes += frame.end - frame.offset
 
     def _extent(self) -> tuple[int, int]:
         found = segments_in(self._directory)

@@ -463,7 +463,9 @@ class Journal:
         self._thread.start()
 
     def close(self) -> JournalFault | None:
-        """Make all durable, stop the thread, let the lock go. A fault is what could not be made durable."""
+        """Make all durable, stop the thread, let the lock go; once. A fault is what could not be made durable."""
+        if self._stop:
+            return None
         self._stop = True
         self._wake.set()
         if self._thread is not None:

@@ -46,8 +46,10 @@ class KeyFault:
     detail: str
 
 
-def load_root_key(path: Path) -> Secret | KeyFault:
-    """The 32 bytes of ``path``: a regular file that others can neither read nor change."""
+def load_root_key(path: Path, *, apart_from: Path | None = None) -> Secret | KeyFault:
+    """The 32 bytes of ``path``: a regular file that others can neither read nor change, not inside ``apart_from``."""
+    if apart_from is not None and path.resolve().is_relative_to(apart_from.resolve()):
+        return KeyFault(f"key file {path}: lies in {apart_from}, beside what it seals; keep it on another volume")
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode

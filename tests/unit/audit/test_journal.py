@@ -583,6 +583,14 @@ def test_a_follower_reads_on_behind_damage_in_the_live_segment(tmp_path: Path) -
     follower.close()
 
 
+def test_a_follower_with_another_key_says_so(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    written(journal, b"one")
+    follower = Follower(tmp_path, Secret(b"z" * 32))
+    assert list(follower) == []
+    assert [fault.kind for fault in follower.faults] == [FaultKind.KEY]
+
+
 def test_a_follower_starts_at_the_oldest_there_is(tmp_path: Path) -> None:
     journal = filled(tmp_path)
     second = segments_in(tmp_path)[1][0]

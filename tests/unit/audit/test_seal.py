@@ -79,3 +79,14 @@ def test_what_is_no_file_is_refused_by_name(tmp_path: Path) -> None:
         fault = load_root_key(path)
         assert isinstance(fault, KeyFault)
         assert str(path) in fault.detail
+
+
+def test_a_key_inside_the_journals_directory_is_refused(tmp_path: Path) -> None:
+    inside, beside = tmp_path / "journal" / "root.key", tmp_path / "root.key"
+    inside.parent.mkdir()
+    for path in (inside, beside):
+        create_key_file(path, os.urandom)
+    fault = load_root_key(inside, apart_from=tmp_path / "journal")
+    assert isinstance(fault, KeyFault)
+    assert str(inside) in fault.detail
+    assert isinstance(load_root_key(beside, apart_from=tmp_path / "journal"), Secret)

@@ -1,0 +1,137 @@
+"""warden journal: reads beside a running writer, shows content only when asked, and says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from audit import record
+from audit.journal import Journal, write_shipped
+from sidecar.cli.journal import app
+from tests.support.journal import ROOT, crash, open_journal
+
+CONFIG = """
+sidecar: {name: pod-1, region: eu-west-1}
+policy: {bundle: bundle}
+identity: {}
+audit:
+  journal: {directory: journal, key_file: root.key, min_free: 1B}
+  database: {dsn: "postgresql://nowhere/", jurisdiction: EU}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "warden.yaml").write_text(CONFIG)
+    (tmp_path / "root.key").write_bytes(ROOT.reveal())
+    (tmp_path / "root.key").chmod(0o600)
+    return tmp_path
+
+
+@pytest.fixture
+def journal(place: Path) -> Iterator[Journal]:
+    journal = open_journal(place / "journal")
+    prompt = record.Content(6, b"d" * 32, [b"sec", b"ret"])
+    facts = record.CallFacts("call-1", 1, 2, "/m", tenant="acme", model="chat", prompt=prompt)
+    for entry in (
+        record.Admitted(facts),
+        record.Output("call-1", 3, 0, [b"\xff"]),
+        record.Refused(facts, "RATE_REQUESTS", 8),
+        record.Event("e", 4, "drain"),
+    ):
+        assert isinstance(journal.append(record.encode(entry)), int)
+    assert isinstance(journal.append(b"no entry"), int)
+    yield journal
+    journal.close()
+
+
+def run(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:
+    result = CliRunner().invoke(app, list(arguments))
+    lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    return result.exit_code, lines, result.output
+
+
+def test_status_beside_a_running_writer(place: Path, journal: Journal) -> None:
+    write_shipped(place / "journal", 1)
+    code, (found,), _ = run("status", "--json", "--config", str(place / "warden.yaml"))
+    assert code == 0
+    assert (found["state"], found["shipped"], found["writer"]) == ("ok", 1, os.getpid())
+    assert found["journal"] == journal.identity
+    (segment,) = found["segments"]
+    assert (segment["first"], segment["region"], segment["bytes"]) == (0, "eu-west-1", journal.nbytes)
+    assert isinstance(journal.append(b"the lock was not taken"), int)
+    code, _, text = run("status", "--config", str(place / "warden.yaml"))
+    assert code == 0
+    assert journal.identity in text
+
+
+def test_inspect_shows_frames_and_no_content(place: Path, journal: Journal) -> None:
+    code, rows, text = run("inspect", str(place / "journal"), "--json", "--config", str(place / "warden.yaml"))
+    assert code == 0
+    assert [(row["sequence"], row["kind"], row["call_id"]) for row in rows] == [
+        (0, "admitted", "call-1"), (1, "output", "call-1"), (2, "refused", "call-1"), (3, "event", None),
+        (4, "unreadable", None),
+    ]  # fmt: skip
+    assert "secret" not in text
+    assert rows[2]["reason"] == "RATE_REQUESTS"
+    assert journal.state == "ok"
+
+
+def test_inspect_reveals_when_asked(place: Path, journal: Journal) -> None:
+    segment = next((place / "journal").glob("*.seg"))
+    code, rows, _ = run("inspect", str(segment), "--json", "--reveal", "--key-file", str(place / "root.key"))
+    assert code == 0
+    assert rows[0]["prompt"] == "secret"
+    assert rows[1]["output"] == "base64:/w=="
+
+
+def test_inspect_says_what_is_torn_and_what_is_damaged(place: Path, journal: Journal) -> None:
+    crash(journal)
+    segment = next((place / "journal").glob("*.seg"))
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data[:-3])
+    code, rows, text = run("inspect", str(segment), "--json", "--key-file", str(place / "root.key"))
+    assert code == 1
+    assert [row["kind"] for row in rows if row["kind"] in ("damaged", "torn")] == ["damaged", "torn"]
+    code, _, text = run("inspect", str(segment), "--key-file", str(place / "root.key"))
+    assert (code, "torn" in text) == (1, True)
+
+
+def test_a_damaged_segment_makes_status_say_no(place: Path, journal: Journal) -> None:
+    crash(journal)
+    segment = next((place / "journal").glob("*.seg"))
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    open_journal(place / "journal").close()
+    code, (found,), _ = run("status", "--json", "--config", str(place / "warden.yaml"))
+    assert (code, found["damaged"], found["writer"]) == (1, [segment.name], None)
+
+
+@pytest.mark.parametrize("path", ["absent", "root.key"])
+def test_what_is_no_segment_is_named(place: Path, journal: Journal, path: str) -> None:
+    code, rows, text = run("inspect", str(place / path), "--key-file", str(place / "root.key"))
+    assert code in (1, 2)
+    assert rows == []
+    assert str(place / path) in text
+
+
+def test_another_key_is_said(place: Path, journal: Journal) -> None:
+    (place / "other.key").write_bytes(b"z" * 32)
+    (place / "other.key").chmod(0o600)
+    code, _, text = run("inspect", str(place / "journal"), "--key-file", str(place / "other.key"))
+    assert code == 2
+    assert "root key" in text
+
+
+def test_a_directory_that_is_not_there_is_a_missing_dependency(place: Path) -> None:
+    code, _, text = run("status", "--config", str(place / "warden.yaml"))
+    assert code == 3
+    assert "journal" in text
