@@ -148,6 +148,10 @@ class KeyRing:
     def state(self) -> KeyState:
         return self._state
 
+    def expect(self, every: float) -> None:
+        """Confirmations will come every so many seconds: four that are missed count as an outage."""
+        self._lag = max(self._lag, 4 * every)
+
     def install(self, snapshot: KeySnapshot) -> None:
         """A snapshot just read."""
         self._state = KeyState(snapshot, snapshot.loaded_at, away=False)

@@ -59,11 +59,12 @@ class KeyRefresher:
         monotonic: Callable[[], float],
     ) -> None:
         """``clock`` gives seconds since the UNIX epoch, ``monotonic`` seconds to measure with."""
-        self._dsn = dsn
+        self._dsn = dsn.replace("postgresql+psycopg://", "postgresql://", 1)
         self._ring = ring
         self._refresh = refresh
         self._clock = clock
         self._monotonic = monotonic
+        ring.expect(refresh)
         self._stopping = threading.Event()
         self._status = RefreshStatus()
         self._fingerprint: TupleRow | None = None
@@ -99,9 +100,9 @@ class KeyRefresher:
         return psycopg.connect(
             self._dsn,
             autocommit=True,
+            prepare_threshold=None,  # no statement outlives its transaction, so a pooler may stand between
             connect_timeout=CONNECT_TIMEOUT,
             application_name="warden-keys",
-            options=f"-c statement_timeout={STATEMENT_TIMEOUT_MS}",
             # A peer that vanished is noticed in seconds, not after the kernel's two hours.
             keepalives_idle=5,
             keepalives_interval=2,
@@ -124,6 +125,7 @@ class KeyRefresher:
         at = self._clock()
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            connection.execute(f"SET LOCAL statement_timeout = {STATEMENT_TIMEOUT_MS}")
             fingerprint = connection.execute(_FINGERPRINT).fetchone()
             if fingerprint == self._fingerprint:
                 self._ring.confirm(at)

@@ -62,7 +62,7 @@ def outcome(ring: KeyRing, key: bytes) -> str:
 
 def test_keys_arrive_by_notification_long_before_the_next_poll(dsn: str) -> None:
     """With a minute between polls only the notification can be what brings each change within the test's patience."""
-    with refreshing(dsn, refresh=60) as (ring, refresher):
+    with refreshing(dsn.replace("postgresql://", "postgresql+psycopg://", 1), refresh=60) as (ring, refresher):
         wait_until(lambda: refresher.status.loads == 1)
         made = issue(dsn)
         wait_until(lambda: outcome(ring, made.key.reveal()) == "ok", seconds=5)

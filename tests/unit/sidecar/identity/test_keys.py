@@ -185,6 +185,16 @@ def test_a_refresher_that_hangs_counts_as_a_database_that_is_away() -> None:
     assert refused(ring.identify(OTHER.text().encode(), NOW + 5.1)).reason is Reason.KEYS_UNAVAILABLE
 
 
+def test_a_slow_refresh_is_not_taken_for_an_outage() -> None:
+    ring = ring_of()
+    ring.expect(60)
+    assert refused(ring.identify(OTHER.text().encode(), NOW + 240)).reason is Reason.KEY_UNKNOWN
+    assert refused(ring.identify(OTHER.text().encode(), NOW + 241)).reason is Reason.KEYS_UNAVAILABLE
+    quick = ring_of()
+    quick.expect(0.5)  # a hiccup of a few seconds is none either
+    assert refused(quick.identify(OTHER.text().encode(), NOW + 5)).reason is Reason.KEY_UNKNOWN
+
+
 def test_a_malformed_key_is_unknown_whether_the_database_answers_or_not() -> None:
     assert refused(KeyRing(PEPPER, "live", max_age=60).identify(b"wdn_x", NOW)).reason is Reason.KEY_UNKNOWN
 
