@@ -171,7 +171,7 @@ def _desk(config: Path) -> _Desk:
         pepper=_pepper(section),
         environment=section.environment,
         randomness=secrets.token_bytes,
-        record=_record,
+        record=record_key_event,
         actor=f"cli:{operator()}",
     )
     return _Desk(settings, office)
@@ -209,7 +209,7 @@ def operator() -> str:
         return "unknown"
 
 
-def _record(connection: sa.Connection, event: KeyEvent) -> None:
+def record_key_event(connection: sa.Connection, event: KeyEvent) -> None:
     """The step's audit event, in the step's transaction."""
     event_id = uuid7(time.time_ns(), secrets.token_bytes(10))
     audit_store.record_event(

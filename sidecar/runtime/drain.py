@@ -65,12 +65,14 @@ class EnvoyAdmin:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def post(self, target: str) -> int:
-        """The HTTP status; raises ``OSError`` where Envoy does not answer."""
+    def post(self, target: str, *, connected: Callable[[], None] | None = None) -> int:
+        """The HTTP status; raises ``OSError`` where Envoy does not answer. ``connected`` is called before it is asked."""
         connection = http.client.HTTPConnection("envoy", timeout=5.0)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(5.0)
         connection.sock.connect(str(self._path))
+        if connected is not None:
+            connected()
         try:
             connection.request("POST", target)
             return connection.getresponse().status
@@ -78,10 +80,13 @@ class EnvoyAdmin:
             connection.close()
 
 
-def drain_envoy(drain: Drain, admin: EnvoyAdmin, finish: Callable[[], None]) -> None:
-    """The whole way out on the production wire; the last request ends this very process."""
+def drain_envoy(drain: Drain, admin: EnvoyAdmin, finish: Callable[[], None], clean: Callable[[], None]) -> None:
+    """The whole way out on the production wire; the last request ends this very process.
+
+    ``clean`` removes the directory that holds the admin socket, so it runs once that is connected.
+    """
     # SIGTERM alone would make Envoy drop live streams at once (facts/envoy.md).
     admin.post("/drain_listeners?graceful&skip_exit")
     drain.run()
     finish()
-    admin.post("/quitquitquit")
+    admin.post("/quitquitquit", connected=clean)

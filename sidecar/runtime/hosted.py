@@ -70,14 +70,9 @@ def _build() -> AsgiWire:
 def _way_out(sidecar: Sidecar, run: Path) -> None:
     found = drain.wait_for_signal()
     logs.event(_LOG, logging.INFO, "signal", signal=found.name)
-
-    def finish() -> None:
-        sidecar.stop()
-        shutil.rmtree(run, ignore_errors=True)
-
     admin = drain.EnvoyAdmin(run / "admin.sock")
     try:
-        drain.drain_envoy(sidecar.drain, admin, finish)
+        drain.drain_envoy(sidecar.drain, admin, sidecar.stop, lambda: shutil.rmtree(run, ignore_errors=True))
     except OSError:
         _LOG.exception("drain.failed")
         os.kill(os.getpid(), signal.SIGKILL)

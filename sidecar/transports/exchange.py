@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from sidecar.core.governor import Recorded, Refused
 from sidecar.core.model import Call, Denial, Forward, Outcome, OutcomeKind, ResponseFacts
@@ -12,6 +12,9 @@ from sidecar.transports import render
 from sidecar.transports.context import Services
 from sidecar.triton import status as triton_status
 from sidecar.triton.peek import peek_request_id
+
+
+_EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +62,16 @@ class Exchange:
         return peek_request_id(self.call.message)
 
     @property
+    def states_empty_final(self) -> bool:
+        """Whether the client set that parameter at all: it must not stand in the message twice."""
+        assert self.recorded is not None
+        return _EMPTY_FINAL in self.recorded.admission.facts.parameters
+
+    @property
     def wants_empty_final(self) -> bool:
         """Whether the client itself asked for the empty final response of a decoupled model."""
         assert self.recorded is not None
-        return self.recorded.admission.facts.parameters.get("triton_enable_empty_final_response") is True
+        return self.recorded.admission.facts.parameters.get(_EMPTY_FINAL) is True
 
     def deliver(self, message: bytes) -> ResponseFacts | Denial:
         """Meter a response message before it is sent. A Denial ends the call: it cannot be recorded any more."""

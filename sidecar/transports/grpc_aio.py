@@ -51,9 +51,19 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             other = await continuation(handler_call_details)
             if other is not None:
                 return other
+        return self._handler(method)
+
+    def _handler(self, method: Method) -> Any:
+        # Coroutine functions, not lambdas: grpc.aio looks at the function to know how to call it.
+        async def stream(_: Any, context: Context) -> None:
+            await self._stream(method, context)
+
+        async def unary(message: bytes, context: Context) -> bytes:
+            return await self._unary(method, message, context)
+
         if method.streaming:
-            return grpc.stream_stream_rpc_method_handler(lambda _, context: self._stream(method, context))
-        return grpc.unary_unary_rpc_method_handler(lambda message, context: self._unary(method, message, context))
+            return grpc.stream_stream_rpc_method_handler(stream)
+        return grpc.unary_unary_rpc_method_handler(unary)
 
     def _context(self, method: Method, context: Context) -> RpcContext:
         remaining = context.time_remaining()

@@ -169,9 +169,11 @@ class StreamRelay:
             assert exchange.recorded is not None
             # Triton says when a decoupled request has ended only if asked to (facts/triton.md §6); the client is
             # shown the empty final response only if it asked too. Appending to a protobuf message adds the field.
-            suffix = b"" if exchange.wants_empty_final else EMPTY_FINAL_SUFFIX
+            suffix = b"" if exchange.states_empty_final else EMPTY_FINAL_SUFFIX
             metadata = upstream_metadata(exchange.recorded.admission)
             call = self._upstream.stream(exchange.call.method, forward.message, suffix, metadata)
+            if exchange.states_empty_final and not exchange.wants_empty_final:
+                call.half_close()  # it forbade the one sign of an end, so only the end of the RPC can tell
             await self._responses(exchange, call)
         except asyncio.CancelledError:
             if exchange.unsettled:

@@ -69,12 +69,14 @@ def in_band(denial: Denial, request_id: str) -> bytes:
     parameters: dict[str, str | int | bool] = {"warden_reason": str(denial.reason), "triton_final_response": True}
     if denial.retry_after is not None:
         parameters["warden_retry_after_ms"] = ceil(denial.retry_after * 1000)
-    return answers.stream_error(text(denial), request_id, parameters)
+    message: bytes = answers.stream_error(text(denial), request_id, parameters)
+    return message
 
 
 def in_band_status(ended: Status, request_id: str) -> bytes:
     """An upstream RPC's bad end, told on a client stream that lives on."""
-    return answers.stream_error(ended.message, request_id, {"triton_final_response": True})
+    message: bytes = answers.stream_error(ended.message, request_id, {"triton_final_response": True})
+    return message
 
 
 def details_header(details: bytes) -> bytes:

@@ -48,5 +48,5 @@ def upstream_metadata(admission: Admission) -> Metadata:
     trace = admission.call.trace
     if trace is None or not trace.sampled:
         return admission.forward.metadata
-    state = (("tracestate", trace.tracestate),) if trace.tracestate else ()
-    return (*admission.forward.metadata, ("traceparent", trace.traceparent), *state)
+    # No tracestate: Triton reads a header's value past its end (facts/triton.md §5); traceparent has a fixed length.
+    return (*admission.forward.metadata, ("traceparent", trace.traceparent))

@@ -24,10 +24,10 @@ from typing import Any, Final
 from audit import store as audit_store
 from audit.seal import create_key_file
 from sidecar.cli.demo.otlp import OtlpReceiver, start_otlp
-from sidecar.cli.demo.ports import LOOPBACK, pick
+from sidecar.cli.demo.ports import LOOPBACK, free_ports, pick
 from sidecar.cli.demo.postgres import RunningPostgres, start_postgres
 from sidecar.cli.demo.process import Progress, StartError, end, quiet, spawn, wait_ready
-from sidecar.cli.demo.triton import RunningTriton, start_triton
+from sidecar.cli.demo.triton import Addresses, RunningTriton, start_triton
 from sidecar.cli.keys import record_key_event
 from sidecar.core.model import Secret
 from sidecar.identity import mint, store
@@ -51,8 +51,19 @@ _READY_DEADLINE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """The servers around the sidecar, running already: then ``Stack`` neither starts nor ends them."""
+
+    otlp: OtlpReceiver
+    triton: Addresses
+    postgres_dsn: str
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """What tests vary; the demo takes it as it is."""
+
+    parts: Parts | None = None
 
     wire: str = "envoy"
     models: Sequence[Path] = (MODELS,)
@@ -66,7 +77,7 @@ class Options:
 class Stack:
     """Everything running. ``info`` is demo.json (DESIGN §6). Ends with its process, however that ends."""
 
-    def __init__(self, directory: Path, options: Options = Options(), *, progress: Progress = quiet) -> None:  # noqa: B008 — frozen
+    def __init__(self, directory: Path, options: Options = Options(), *, progress: Progress = quiet) -> None:
         self.directory = directory.resolve()
         self.options = options
         self.progress = progress
@@ -87,15 +98,15 @@ class Stack:
     def start(self) -> None:
         """Start all parts, slow ones side by side. Raises ``StartError``; then everything is ended again."""
         try:
-            self._start_parts()
-            self._configure()
+            parts = self.options.parts or self._start_parts()
+            self._configure(parts)
             self.start_warden()
         except BaseException:
             self.stop()
             raise
         (self.directory / "demo.json").write_text(json.dumps(self.info, indent=2))
 
-    def _start_parts(self) -> None:
+    def _start_parts(self) -> Parts:
         options, directory = self.options, self.directory
         self.otlp = start_otlp(directory / "spans.jsonl")
         with ThreadPoolExecutor(2) as pool:
@@ -115,10 +126,11 @@ class Stack:
         for fault in faults:
             if fault is not None:
                 raise fault
+        return Parts(self.otlp, self.triton.addresses, self.postgres.dsn)
 
     # --- configuration ---------------------------------------------------------------------------------------------
 
-    def _configure(self) -> None:
+    def _configure(self, parts: Parts) -> None:
         self.progress("Warden: keys, tokens, policy bundle, database")
         keys = self.directory / "keys"
         keys.mkdir(mode=0o700)
@@ -130,29 +142,29 @@ class Stack:
         assert isinstance(key, mint.SigningKey)
         mint.write_public(keys / "jwks.json", mint.public_jwks(key))
         shutil.copytree(self.options.bundle, self.bundle)
-        grpc, admin = (pick(8011), pick(8012)) if self.options.preferred_ports else (pick(0), pick(0))
-        self.config.write_text(json.dumps(self._settings(grpc, admin), indent=2))  # YAML holds JSON
+        grpc, admin = (pick(8011), pick(8012)) if self.options.preferred_ports else free_ports(2)
+        self.config.write_text(json.dumps(self._settings(parts, grpc, admin), indent=2))  # YAML holds JSON
         self.info = {
             "grpc": f"{LOOPBACK}:{grpc}",
             "http": None,
             "admin": f"{LOOPBACK}:{admin}",
             "console": None,
-            "triton_grpc": self.triton.addresses.grpc,
-            "triton_metrics": self.triton.addresses.metrics,
-            "postgres_dsn": self.postgres.dsn,
-            "otlp_spans": str(self.otlp.path),
+            "triton_grpc": parts.triton.grpc,
+            "triton_metrics": parts.triton.metrics,
+            "postgres_dsn": parts.postgres_dsn,
+            "otlp_spans": str(parts.otlp.path),
             "config": str(self.config),
             "bundle": str(self.bundle),
             "region": REGION,
-            "tenants": self._issue_keys(keys / "pepper.key"),
+            "tenants": self._issue_keys(parts.postgres_dsn, keys / "pepper.key"),
         }
 
-    def _settings(self, grpc: int, admin: int) -> dict[str, Any]:
+    def _settings(self, parts: Parts, grpc: int, admin: int) -> dict[str, Any]:
         sections: dict[str, Any] = {
             "sidecar": {"name": "demo-pod-1", "region": REGION},
             "mode": "enforce",
             "listen": {"grpc": f"{LOOPBACK}:{grpc}", "admin": f"{LOOPBACK}:{admin}"},
-            "triton": {"grpc": self.triton.addresses.grpc},
+            "triton": {"grpc": parts.triton.grpc},
             "policy": {"bundle": "bundle"},
             "identity": {
                 "issuers": [
@@ -170,19 +182,19 @@ class Stack:
             },
             "audit": {
                 "journal": {"directory": "journal", "key_file": "keys/journal.key", "min_free": "64MiB"},
-                "database": {"dsn": self.postgres.dsn, "jurisdiction": JURISDICTION},
+                "database": {"dsn": parts.postgres_dsn, "jurisdiction": JURISDICTION},
             },
-            "telemetry": {"otlp": {"endpoint": f"http://{self.otlp.grpc}", "jurisdiction": JURISDICTION}},
+            "telemetry": {"otlp": {"endpoint": f"http://{parts.otlp.grpc}", "jurisdiction": JURISDICTION}},
         }
         for name, changes in self.options.overrides.items():
             sections[name] = _merged(sections.get(name, {}), changes)
         return sections
 
-    def _issue_keys(self, pepper_file: Path) -> dict[str, dict[str, str]]:
+    def _issue_keys(self, dsn: str, pepper_file: Path) -> dict[str, dict[str, str]]:
         pepper = read_pepper(pepper_file.read_bytes())
         assert isinstance(pepper, Secret)
         office = store.Office(pepper, ENVIRONMENT, secrets.token_bytes, record_key_event, "demo")
-        engine = audit_store.connect(self.postgres.dsn, application="warden-demo", pool=1)
+        engine = audit_store.connect(dsn, application="warden-demo", pool=1)
         try:
             now = datetime.now(UTC)
             migrate.upgrade(engine, jurisdiction=JURISDICTION, today=now.date())
@@ -191,7 +203,7 @@ class Stack:
                 for tenant, subject in TENANTS.items():
                     issued = store.issue(connection, office, store.NewKey(tenant, "demo"), now)
                     assert isinstance(issued, store.Issued)
-                    tenants[tenant] = {"api_key": issued.secret.reveal().decode(), "subject": subject}
+                    tenants[tenant] = {"api_key": issued.key.reveal().decode(), "subject": subject}
         finally:
             engine.dispose()
         return tenants
