@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -15,7 +14,8 @@ from typing import Final
 
 from audit.files import OS_FILES, Files
 from audit.follow import Follower, read_identity, read_shipped, write_identity, write_shipped
-from audit.recovery import DAMAGE_MARK, OpenCall, Recovery, recover
+from audit.keeping import Leaving, missing, next_to_leave
+from audit.recovery import OpenCall, Recovery, recover
 from audit.seal import Random
 from audit.segments import (
     MAX_ENTRY_BYTES,
@@ -48,6 +48,7 @@ __all__ = [
 SYNC_PERIOD_S: Final = 0.1  # mode batch: the most that a power cut can take
 STATE_PERIOD_S: Final = 0.2  # between two looks at the free space
 PROBE_PERIOD_S: Final = 1.0  # between two reads back, and two releases
+SYNC_DEADLINE_S: Final = 10.0  # a disk that takes longer is taken for hung: nothing new is admitted until it answers
 
 
 class State(StrEnum):
@@ -74,7 +75,7 @@ class Bounds:
 
 
 class Journal:
-    """One process's journal. ``append`` may be called from several threads; what is slow has a thread of its own."""
+    """One process's journal. ``append`` may be called from several threads; what is slow has threads of its own."""
 
     def __init__(
         self,
@@ -102,12 +103,14 @@ class Journal:
         self._open: dict[str, int] = {call.call_id: call.sequence for call in recovery.open_calls}
         self._fault: JournalFault | None = None
         self._starved = False  # the last write met a full disk
+        self._syncing_since: float | None = None
+        self._stalled: JournalFault | None = None  # passes when the sync that hangs has ended
         self._closed_bytes = 0
         self._closed: dict[int, Path] = {}  # by first sequence, in order
         self._headroom = 0
         self.released_early = 0  # segments that went before ``keep_s``, for space
-        self._wake, self._stop = threading.Event(), False
-        self._thread: threading.Thread | None = None
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
         self._due = {"sync": 0.0, "state": 0.0, "probe": 0.0}
 
     @classmethod
@@ -171,14 +174,14 @@ class Journal:
     @property
     def state(self) -> State:
         """Whether a new call may be admitted; no system call."""
-        if self._fault is not None:
+        if self._fault is not None or self._stalled is not None:
             return State.FAULTED
         return State.FULL if self._headroom <= 0 or self._starved else State.OK
 
     @property
     def fault(self) -> JournalFault | None:
         """Why the journal is FAULTED."""
-        return self._fault
+        return self._fault or self._stalled
 
     @property
     def next_sequence(self) -> int:
@@ -205,10 +208,9 @@ class Journal:
         if len(entry) > MAX_ENTRY_BYTES:
             return JournalFault(FaultKind.TOO_LARGE, f"an entry of {len(entry)} bytes is over {MAX_ENTRY_BYTES}")
         with self._lock:
-            if self._fault is not None:
-                return self._fault
-            if self._headroom <= (-self._bounds.min_free if reserve else 0) or (self._starved and not reserve):
-                return self._full()
+            refusal = self._refusal(reserve=reserve)
+            if refusal is not None:
+                return refusal
             segment = self._segment
             if segment is None or (segment.nbytes + len(entry) > self._bounds.segment_bytes and segment.index):
                 begun = self._rotate()
@@ -229,6 +231,15 @@ class Journal:
             if closes:
                 self._open.pop(closes, None)
             return sequence
+
+    def _refusal(self, *, reserve: bool) -> JournalFault | None:
+        if self._fault is not None:
+            return self._fault
+        if reserve:
+            return self._full() if self._headroom <= -self._bounds.min_free else None
+        if self._stalled is not None:
+            return self._stalled
+        return self._full() if self._headroom <= 0 or self._starved else None
 
     def _full(self) -> JournalFault:
         return JournalFault(FaultKind.FULL, f"{self.directory}: no space left for the journal")
@@ -293,13 +304,14 @@ class Journal:
         future: Future[JournalFault | None] = Future()
         with self._lock:
             through = self._next - 1 if sequence is None else sequence
-            pending = self._fault is None and through > self._synced
+            fault = None if through <= self._synced else self.fault
+            pending = fault is None and through > self._synced
             if pending:
                 self._waiters.append((through, future))
         if pending:
             self._wake.set()
         else:
-            future.set_result(self._fault)
+            future.set_result(fault)
         return future
 
     def sync(self) -> JournalFault | None:
@@ -368,23 +380,14 @@ class Journal:
         with self._lock:
             segment, closed = self._segment, list(self._closed.values())
             seen = (segment.nbytes, segment.last) if segment is not None else (0, 0)
-        fault = self._missing(closed)
-        if fault is None and segment is not None:
-            fault = segment.read_back(self._files, *seen)
+        fault = missing(self.directory, closed)
         if fault is not None:
             with self._lock:
-                if segment is None or segment.index or self._segment is segment:
-                    return self._fail(fault)
-                # A segment without a frame that a failed write has removed meanwhile.
-        return None
-
-    def _missing(self, closed: list[Path]) -> JournalFault | None:
-        try:
-            names = {path for _, path in segments_in(self.directory)}
-        except OSError as cause:
-            return JournalFault(FaultKind.DELETED, f"{self.directory}: {cause.strerror}")
-        gone = next((path for path in closed if path not in names), None)
-        return None if gone is None else JournalFault(FaultKind.DELETED, f"{gone} was deleted before it was released")
+                return self._fail(fault)
+        fault = segment.read_back(self._files, *seen) if segment is not None else None
+        with self._lock:
+            # One that was left meanwhile may be closed, or removed for being empty: what is wrong with it shows later.
+            return self._fail(fault) if fault is not None and self._segment is segment else None
 
     def release(self) -> int:
         """Remove segments that are shipped, older than ``keep_s`` and without an open call; how many went.
@@ -393,52 +396,56 @@ class Journal:
         that the database already has would be the wrong way round.
         """
         shipped, removed = read_shipped(self.directory), 0
-        while (oldest := self._releasable(shipped)) is not None:
-            path, early = oldest
+        while (leaving := self._leaving(shipped)) is not None:
             try:
-                nbytes = self._files.place(path).nbytes
-                self._files.unlink(path)
+                nbytes = self._files.place(leaving.path).nbytes
+                self._files.unlink(leaving.path)
                 self._files.sync_directory(self.directory)
             except OSError as cause:
                 with self._lock:
-                    self._fail(JournalFault(FaultKind.IO, f"{path}: releasing it: {cause.strerror}"))
+                    self._fail(JournalFault(FaultKind.IO, f"{leaving.path}: releasing it: {cause.strerror}"))
                 return removed
             with self._lock:
                 self._closed_bytes -= nbytes
-            self.released_early += early
+            self.released_early += leaving.early
             removed += 1
         if removed:
             self._measure()
         return removed
 
-    def _releasable(self, shipped: int) -> tuple[Path, bool] | None:
+    def _leaving(self, shipped: int) -> Leaving | None:
         """The oldest segment that may go; taken off the list of those that must be there."""
         with self._lock:
-            firsts = [*self._closed, self._segment.first if self._segment is not None else self._next]
-            bound = min(shipped + 1, next(iter(self._open.values()), self._next))
-            crowded = self.nbytes + 2 * self._bounds.segment_bytes > self._bounds.max_bytes or self.state is State.FULL
-            busy = {segment.first for segment in self._retiring}
-            for first, following in itertools.pairwise(firsts):
-                path = self._closed[first]
-                if following > bound or first in busy:
-                    return None
-                if path.with_name(path.name + DAMAGE_MARK).exists():
-                    continue  # evidence of damage stays until a person has seen to it
-                with contextlib.suppress(FileNotFoundError):
-                    expired = self._wall_ns() - path.stat().st_mtime_ns >= self._bounds.keep_s * 1e9
-                    if expired or crowded:
-                        del self._closed[first]
-                        return path, not expired
-                return None
-        return None
+            leaving = next_to_leave(
+                self._closed,
+                self._segment.first if self._segment is not None else self._next,
+                needed=min(shipped + 1, next(iter(self._open.values()), self._next)),
+                busy={segment.first for segment in self._retiring},
+                before_ns=self._wall_ns() - int(self._bounds.keep_s * 1e9),
+                crowded=self._headroom <= 2 * self._bounds.segment_bytes or self._starved,
+            )
+            if leaving is not None:
+                del self._closed[leaving.first]
+            return leaving
 
     # --- the thread -----------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """What is due at ``now`` (monotonic seconds)."""
+        self._sync_tick(now)
+        self._watch_tick(now)
+
+    def _sync_tick(self, now: float) -> None:
         if self._waiters or now >= self._due["sync"]:
             self._due["sync"] = now + SYNC_PERIOD_S
+            self._syncing_since = now
             self.sync()
+            self._syncing_since = self._stalled = None
+
+    def _watch_tick(self, now: float) -> None:
+        since = self._syncing_since
+        if since is not None and now - since > SYNC_DEADLINE_S:
+            self._stall(now - since)
         if now >= self._due["state"]:
             self._due["state"] = now + STATE_PERIOD_S
             self._measure()
@@ -447,29 +454,49 @@ class Journal:
             if self.probe() is None and self._fault is None:
                 self.release()
 
+    def _stall(self, seconds: float) -> None:
+        """Tell who waits; they are refused, whatever the disk does later."""
+        fault = JournalFault(FaultKind.IO, f"{self.directory}: fsync has not answered for {seconds:.0f} s")
+        with self._lock:
+            self._stalled = fault if self._syncing_since is not None else None
+            waiters, self._waiters = self._waiters, []
+        for _, future in waiters:
+            if future.set_running_or_notify_cancel():
+                future.set_result(fault)
+
     def _start(self, monotonic: Callable[[], float]) -> None:
-        def run() -> None:
-            while not self._stop:
+        """Two threads, so that a disk that hangs in fsync doesn't also stop the one that would notice."""
+
+        def guarded(tick: Callable[[float], None]) -> None:
+            try:
+                tick(monotonic())
+            except Exception as bug:  # noqa: BLE001 — without its threads a journal proves nothing: closed, not silent
+                with self._lock:
+                    self._fail(JournalFault(FaultKind.IO, f"{self.directory}: {bug!r}"))
+                self.sync()
+
+        def sync() -> None:
+            while not self._stop.is_set():
                 self._wake.wait(SYNC_PERIOD_S)
                 self._wake.clear()
-                try:
-                    self.tick(monotonic())
-                except Exception as bug:  # noqa: BLE001 — without this thread nothing is durable: closed, not silent
-                    with self._lock:
-                        self._fail(JournalFault(FaultKind.IO, f"{self.directory}: {bug!r}"))
-                    self.sync()
+                guarded(self._sync_tick)
 
-        self._thread = threading.Thread(target=run, name="journal-sync", daemon=True)
-        self._thread.start()
+        def watch() -> None:
+            while not self._stop.wait(STATE_PERIOD_S):
+                guarded(self._watch_tick)
+
+        for name, run in (("journal-sync", sync), ("journal-watch", watch)):
+            self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+            self._threads[-1].start()
 
     def close(self) -> JournalFault | None:
         """Make all durable, stop the thread, let the lock go; once. A fault is what could not be made durable."""
-        if self._stop:
+        if self._stop.is_set():
             return None
-        self._stop = True
+        self._stop.set()
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
         fault = self.sync()
         with self._lock:
             segment, retiring, self._segment, self._retiring = self._segment, self._retiring, None, []

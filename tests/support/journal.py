@@ -47,10 +47,10 @@ def entries(directory: Path, sequence: int = 0) -> list[tuple[int, bytes]]:
 
 def crash(journal: Journal) -> None:
     """Leave the journal as a killed process does: nothing synced, the lock gone."""
-    journal._stop = True
+    journal._stop.set()
     journal._wake.set()
-    if journal._thread is not None:
-        journal._thread.join()
+    for thread in journal._threads:
+        thread.join()
     os.close(journal._lock_file)
     for segment in [*journal._retiring, *([journal._segment] if journal._segment else [])]:
         os.close(segment.descriptor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from time import monotonic
 
 import pytest
 
-from audit.journal import FaultKind, Follower, Journal, JournalFault, State, write_shipped
+from audit.journal import SYNC_DEADLINE_S, FaultKind, Follower, Journal, JournalFault, State, write_shipped
 from audit.segments import segments_in
 from sidecar.core.model import Secret
 from tests.support.journal import ORIGIN, ROOMY, ROOT, FaultyFiles, crash, entries, open_journal, wall_ns
@@ -277,7 +278,37 @@ def test_batch_syncs_within_its_period_without_being_asked(tmp_path: Path) -> No
     assert files.calls.count("fsync") == 1, "nothing new, nothing to sync"
 
 
-def test_the_thread_does_it_alone(tmp_path: Path) -> None:
+def test_a_disk_that_hangs_refuses_new_calls_until_it_answers(tmp_path: Path) -> None:
+    files, answer, hanging = FaultyFiles(), threading.Event(), threading.Event()
+    journal = open_journal(tmp_path, files=files)
+    (sequence,) = written(journal, b"x")
+    waiter = journal.synced(sequence)
+
+    def hang(operation: str) -> None:
+        if operation == "fsync":
+            hanging.set()
+            answer.wait(10)
+
+    files.hook = hang
+    thread = threading.Thread(target=journal._sync_tick, args=(100.0,))
+    thread.start()
+    assert hanging.wait(5)
+    journal._watch_tick(105.0)
+    assert journal.state is State.OK
+    journal._watch_tick(100.0 + SYNC_DEADLINE_S + 1)
+    assert journal.state is State.FAULTED
+    assert isinstance(waiter.result(0), JournalFault)
+    assert isinstance(journal.synced().result(0), JournalFault)
+    assert isinstance(journal.append(b"new"), JournalFault)
+    assert journal.append(b"outcome", reserve=True) == 1
+    answer.set()
+    thread.join()
+    assert journal.state is State.OK
+    assert written(journal, b"new") == [2]
+    journal.close()
+
+
+def test_the_threads_do_it_alone(tmp_path: Path) -> None:
     journal = open_journal(tmp_path, monotonic=monotonic)
     (sequence,) = written(journal, b"x")
     assert journal.synced(sequence).result(5) is None
