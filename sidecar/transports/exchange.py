@@ -13,7 +13,6 @@ from sidecar.transports.context import Services
 from sidecar.triton import status as triton_status
 from sidecar.triton.peek import peek_request_id
 
-
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 
 
