@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from audit.commit import GroupCommit
 from audit.files import OS_FILES, Files
 from audit.follow import Follower, read_identity, read_shipped, write_identity, write_shipped
 from audit.keeping import Leaving, missing, next_to_leave
@@ -96,10 +97,8 @@ class Journal:
         self._random, self._wall_ns, self._files, self._lock_file = random, wall_ns, files, lock
         self._lock = threading.Lock()
         self._segment: LiveSegment | None = None
-        self._retiring: list[LiveSegment] = []  # written to the end, not yet synced and closed
         self._next = recovery.next_sequence
-        self._synced = self._next - 1
-        self._waiters: list[tuple[int, Future[JournalFault | None]]] = []
+        self._commit = GroupCommit(directory, files, self._lock, synced=self._next - 1)
         self._open: dict[str, int] = {call.call_id: call.sequence for call in recovery.open_calls}
         self._fault: JournalFault | None = None
         self._starved = False  # the last write met a full disk
@@ -290,10 +289,9 @@ class Journal:
         """Under the lock. Raises OSError where an empty segment can't be removed."""
         self._segment = None
         if segment.index == 0:
-            self._files.close(segment.descriptor)
-            self._files.unlink(segment.path)
+            segment.remove(self._files)
             return
-        self._retiring.append(segment)
+        self._commit.leave(segment)
         self._closed[segment.first] = segment.path
         self._closed_bytes += segment.nbytes
 
@@ -301,65 +299,23 @@ class Journal:
 
     def synced(self, sequence: int | None = None) -> Future[JournalFault | None]:
         """Done once everything up to ``sequence`` (default: all so far) outlives power: None, or why it doesn't."""
-        future: Future[JournalFault | None] = Future()
         with self._lock:
-            through = self._next - 1 if sequence is None else sequence
-            fault = None if through <= self._synced else self.fault
-            pending = fault is None and through > self._synced
-            if pending:
-                self._waiters.append((through, future))
-        if pending:
+            future = self._commit.wait(self._next - 1 if sequence is None else sequence, self.fault)
+        if not future.done():
             self._wake.set()
-        else:
-            future.set_result(fault)
         return future
 
     def sync(self) -> JournalFault | None:
-        """Make everything written so far durable: files first, then the names of new ones."""
+        """Make everything written so far durable, and tell who waits."""
         with self._lock:
-            through, segment, retiring = self._next - 1, self._segment, self._retiring
-            self._retiring = []
-            fault = self._fault
-        if fault is None and (through > self._synced or retiring):
-            fault = self._sync_files(segment, retiring)
-        else:
-            self._retiring += retiring
-        with self._lock:
-            if fault is None:
-                self._synced = max(self._synced, through)
-            else:
-                fault = self._fail(fault)
-            done = [waiter for waiter in self._waiters if fault is not None or waiter[0] <= self._synced]
-            self._waiters = [waiter for waiter in self._waiters if fault is None and waiter[0] > self._synced]
-        for _, future in done:
-            if future.set_running_or_notify_cancel():
-                future.set_result(fault)
+            through, segment, fault = self._next - 1, self._segment, self._fault
+        if fault is None:
+            fault = self._commit.run(through, segment)
+            if fault is not None:
+                with self._lock:
+                    fault = self._fail(fault)
+        self._commit.tell(fault)
         return fault
-
-    def _sync_files(self, segment: LiveSegment | None, retiring: list[LiveSegment]) -> JournalFault | None:
-        try:
-            for old in retiring:
-                self._files.fsync(old.descriptor)
-                self._files.close(old.descriptor)
-            if segment is not None and segment not in retiring:
-                self._sync_current(segment)
-            if any(not old.listed for old in retiring) or (segment is not None and not segment.listed):
-                self._files.sync_directory(self.directory)
-                if segment is not None:
-                    segment.listed = True
-        except OSError as cause:
-            # Pages that failed to reach the disk are marked clean: a second fsync would lie (fsyncgate).
-            return JournalFault(FaultKind.IO, f"{self.directory}: fsync: {cause.strerror}")
-        return None
-
-    def _sync_current(self, segment: LiveSegment) -> None:
-        try:
-            self._files.fsync(segment.descriptor)
-        except OSError:
-            with self._lock:
-                if self._segment is not segment and segment not in self._retiring:
-                    return  # removed in between because nothing was in it
-            raise
 
     # --- space, read-back, release --------------------------------------------------------------------------------
 
@@ -420,7 +376,7 @@ class Journal:
                 self._closed,
                 self._segment.first if self._segment is not None else self._next,
                 needed=min(shipped + 1, next(iter(self._open.values()), self._next)),
-                busy={segment.first for segment in self._retiring},
+                busy=self._commit.unsynced,
                 before_ns=self._wall_ns() - int(self._bounds.keep_s * 1e9),
                 crowded=self._headroom <= 2 * self._bounds.segment_bytes or self._starved,
             )
@@ -436,7 +392,7 @@ class Journal:
         self._watch_tick(now)
 
     def _sync_tick(self, now: float) -> None:
-        if self._waiters or now >= self._due["sync"]:
+        if self._commit.waited_for or now >= self._due["sync"]:
             self._due["sync"] = now + SYNC_PERIOD_S
             self._syncing_since = now
             self.sync()
@@ -459,10 +415,7 @@ class Journal:
         fault = JournalFault(FaultKind.IO, f"{self.directory}: fsync has not answered for {seconds:.0f} s")
         with self._lock:
             self._stalled = fault if self._syncing_since is not None else None
-            waiters, self._waiters = self._waiters, []
-        for _, future in waiters:
-            if future.set_running_or_notify_cancel():
-                future.set_result(fault)
+        self._commit.tell(fault)
 
     def _start(self, monotonic: Callable[[], float]) -> None:
         """Two threads, so that a disk that hangs in fsync doesn't also stop the one that would notice."""
@@ -496,13 +449,16 @@ class Journal:
         self._stop.set()
         self._wake.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(SYNC_DEADLINE_S)
+            if thread.is_alive():  # hung in the kernel: the lock goes when the process does
+                return JournalFault(FaultKind.IO, f"{self.directory}: {thread.name} has not ended; fsync hangs")
         fault = self.sync()
         with self._lock:
-            segment, retiring, self._segment, self._retiring = self._segment, self._retiring, None, []
+            segment, self._segment = self._segment, None
             self._fail(JournalFault(FaultKind.CLOSED, f"{self.directory}: the journal is closed"))
-        for old in (*retiring, *([segment] if segment is not None else [])):
             with contextlib.suppress(OSError):
-                self._files.close(old.descriptor)
+                if segment is not None:
+                    self._files.close(segment.descriptor)
+                self._commit.close()
         os.close(self._lock_file)
         return fault

@@ -31,6 +31,7 @@ class LiveSegment:
     index: int = 0
     last: int = 0
     listed: bool = False  # its name is durable
+    removed: bool = False  # left without a frame, closed and unlinked
 
     def write(self, files: Files, frame: bytes) -> None:
         """One write; what a short one left out is tried once more. Raises OSError: then ``cut`` it back."""
@@ -47,6 +48,12 @@ class LiveSegment:
     def cut(self, files: Files) -> None:
         """Leave nothing after the last whole frame. Raises OSError."""
         files.truncate(self.descriptor, self.nbytes)
+
+    def remove(self, files: Files) -> None:
+        """Close and unlink: nothing was written to it. Raises OSError."""
+        self.removed = True
+        files.close(self.descriptor)
+        files.unlink(self.path)
 
     def read_back(self, files: Files, nbytes: int, last: int) -> JournalFault | None:
         """Whether ``nbytes`` are there under this name, in this file, and the frame at ``last`` is whole."""

@@ -52,7 +52,7 @@ def crash(journal: Journal) -> None:
     for thread in journal._threads:
         thread.join()
     os.close(journal._lock_file)
-    for segment in [*journal._retiring, *([journal._segment] if journal._segment else [])]:
+    for segment in [*journal._commit._left, *([journal._segment] if journal._segment else [])]:
         os.close(segment.descriptor)
 
 
