@@ -95,6 +95,8 @@ class Recorded:
         "_version",
         "admission",
         "delivered_bytes",
+        "in_order",
+        "lost",
         "settled",
     )
 
@@ -102,6 +104,10 @@ class Recorded:
         self.admission = admission
         self.settled = False
         self.delivered_bytes = 0  # of output text
+        # Held over taking output and journaling it: the sweep's thread must not be overtaken by the call's own, or
+        # what it took would stand behind what came after it (or behind the outcome), where nobody joins it any more.
+        self.in_order = threading.Lock()
+        self.lost: Denial | None = None  # why output that was taken could not be journaled
         self._digest = hashlib.sha256()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -280,13 +286,16 @@ class Governor:
 
     def record(self, admission: Admission, at: Instant) -> Recorded | Refused:
         """Write ADMITTED before anything is forwarded; what cannot be recorded is not forwarded, but to observe."""
-        denial = self._ports.recorder.admitted(admission, at)
+        try:
+            denial = self._ports.recorder.admitted(admission, at)
+        except BaseException:  # a bug of ours: the call crashes, but what it holds must not stay held
+            self._give_back(admission, at)
+            raise
         recorded = Recorded(admission, at)
         if denial is not None:
             self._ports.instruments.unrecorded(denial)
             if self._mode is Mode.ENFORCE:
-                with self._lock:
-                    self._ports.quotas.settle(admission.reservation, Usage(), at)
+                self._give_back(admission, at)
                 refused = Refused(
                     admission.call,
                     denial,
@@ -307,6 +316,10 @@ class Governor:
                 enforced=False,
             )
         return recorded
+
+    def _give_back(self, admission: Admission, at: Instant) -> None:
+        with self._lock:
+            self._ports.quotas.settle(admission.reservation, Usage(), at)
 
     def refuse(self, refused: Refused, at: Instant) -> Refused:
         """Record and count a refusal. It stands even if it can't be recorded: nothing was forwarded."""
@@ -331,44 +344,56 @@ class Governor:
         facts = self._ports.reader.response(admission.call.method, message, admission.verdict.profile)
         with self._lock:
             recorded.count(facts, at)
-            output = recorded.take(at) if recorded.lag(at) else None
-        denial = self._write_output(recorded, output, at) if output is not None else None
-        return facts if denial is None else denial
+            behind = recorded.lag(at)
+        if behind:
+            self._catch_up(recorded, at)
+        return facts if recorded.lost is None or self._mode is Mode.OBSERVE else recorded.lost
 
     def sweep(self, at: Instant) -> None:
         """Journal output that would fall behind; called every 50 ms by the runtime."""
         with self._lock:
-            behind = [(recorded, recorded.take(at)) for recorded in self._live.values() if recorded.lag(at)]
-        for recorded, output in behind:
-            self._write_output(recorded, output, at)
+            behind = [recorded for recorded in self._live.values() if recorded.lag(at)]
+        for recorded in behind:
+            self._catch_up(recorded, at)
 
-    def _write_output(self, recorded: Recorded, output: Output, at: Instant) -> Denial | None:
-        denial = self._ports.recorder.output(recorded, output, at)
-        if denial is not None:
-            self._ports.instruments.unrecorded(denial)
-            if self._mode is Mode.OBSERVE:
-                return None
-        return denial
+    def _catch_up(self, recorded: Recorded, at: Instant) -> None:
+        """Journal the output so far. Where that fails the call is marked: it has lost output that was delivered."""
+        with recorded.in_order:
+            with self._lock:
+                if recorded.settled or not recorded.lag(at):  # the other thread was here first
+                    return
+                output = recorded.take(at)
+            denial = self._ports.recorder.output(recorded, output, at)
+            if denial is not None:
+                recorded.lost = recorded.lost or denial
+                self._ports.instruments.unrecorded(denial)
 
     def settle(self, recorded: Recorded, outcome: Outcome, at: Instant) -> Denial | None:
         """End a call, exactly once: journal its outcome, give back what it held, count it.
 
-        Call it before the final frame is sent. A Denial (AUDIT_UNAVAILABLE) means that the outcome could not be
-        journaled: the client must not be told that the call completed.
+        Call it before the final frame is sent. A Denial (AUDIT_UNAVAILABLE) means that the outcome, or output before
+        it, could not be journaled: the client must not be told that the call completed.
         """
-        with self._lock:
-            if recorded.settled:
-                raise RuntimeError(f"call {recorded.admission.call.id} settled twice")
-            recorded.settled = True
-            usage, output = recorded.usage(at), recorded.take(at)
-            self._live.pop(recorded.admission.call.id, None)
-            self._ports.quotas.settle(recorded.admission.reservation, usage, at)
-        denial = self._ports.recorder.settled(recorded, output, outcome, usage, at)
+        with recorded.in_order:
+            with self._lock:
+                if recorded.settled:
+                    raise RuntimeError(f"call {recorded.admission.call.id} settled twice")
+                recorded.settled = True
+                usage, output = recorded.usage(at), recorded.take(at)
+                self._live.pop(recorded.admission.call.id, None)
+                self._ports.quotas.settle(recorded.admission.reservation, usage, at)
+            if recorded.lost is not None and outcome.kind is OutcomeKind.COMPLETED and self._mode is Mode.ENFORCE:
+                outcome = _unrecorded(recorded.lost)
+            denial = self._ports.recorder.settled(recorded, output, outcome, usage, at)
         if denial is not None:
             self._ports.instruments.unrecorded(denial)
-            outcome = Outcome(OutcomeKind.FAILED, Code.UNAVAILABLE, denial.reason, denial.internal)
+            outcome = _unrecorded(denial)
         self._ports.instruments.settled(recorded, outcome, usage)
-        return denial if self._mode is Mode.ENFORCE else None
+        return denial or recorded.lost if self._mode is Mode.ENFORCE else None
+
+
+def _unrecorded(denial: Denial) -> Outcome:
+    return Outcome(OutcomeKind.FAILED, Code.UNAVAILABLE, denial.reason, denial.internal)
 
 
 class _Decision:
