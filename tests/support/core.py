@@ -1,0 +1,226 @@
+"""The governor's ports as fakes that remember what they were asked, and in which order; a clock that tests move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from sidecar.core.governor import Governor, Mode, Output, Ports, Recorded, Refused
+from sidecar.core.model import (
+    Action,
+    Admission,
+    AuditRule,
+    Call,
+    Credential,
+    Demand,
+    Denial,
+    Disposition,
+    Forward,
+    Head,
+    InferenceFacts,
+    Instant,
+    Limits,
+    Method,
+    ModelProfile,
+    Outcome,
+    Principal,
+    Reservation,
+    ResponseFacts,
+    Secret,
+    Usage,
+    Verdict,
+)
+
+if TYPE_CHECKING:
+    from sidecar.core import ports
+
+AT = Instant(1_700_000_000_000_000_000, 1_000_000_000)
+TENANT = frozenset({"tenant"})
+INFER = Method("/inference.GRPCInferenceService/ModelInfer", Action.INFER, Disposition.FORWARD, TENANT, by_model=True)
+READY = Method(
+    "/inference.GRPCInferenceService/ModelReady", Action.METADATA, Disposition.FORWARD, TENANT, by_model=True
+)
+LOAD = Method(
+    "/inference.GRPCInferenceService/RepositoryModelLoad", Action.MANAGE, Disposition.FORWARD, frozenset({"admin"})
+)
+SHARED = Method(
+    "/inference.GRPCInferenceService/SystemSharedMemoryStatus", Action.MANAGE, Disposition.REFUSE, frozenset()
+)
+UNKNOWN = Method("/no/such", Action.UNKNOWN, Disposition.REFUSE, frozenset())
+KEY = Credential("api_key", Secret(b"key"))
+ACME = Principal("acme", "laptop", "api_key", TENANT)
+
+
+def later(ms: float, start: Instant = AT) -> Instant:
+    """``ms`` milliseconds after ``start``."""
+    return Instant(start.wall_ns + round(ms * 1e6), start.mono_ns + round(ms * 1e6))
+
+
+@dataclass
+class Clock:
+    """``now`` of the services; tests move it."""
+
+    at: Instant = AT
+
+    def __call__(self) -> Instant:
+        return self.at
+
+    def pass_ms(self, ms: float) -> None:
+        self.at = later(ms, self.at)
+
+
+def a_call(call_id: str = "c-1", method: Method = INFER, message: bytes = b"request", **changes: object) -> Call:
+    fields: dict[str, object] = {"id": call_id, "method": method, "arrived": AT, "message": message, "credential": KEY}
+    return Call(**{**fields, **changes})  # type: ignore[arg-type]  # the changes are a test's own
+
+
+@dataclass
+class FakePorts:
+    """Five ports in one. ``steps``: in which order they were asked; a denial or a fault set for a step refuses it."""
+
+    steps: list[str] = field(default_factory=list)
+    denials: dict[str, Denial] = field(default_factory=dict)
+    faults: dict[str, BaseException] = field(default_factory=dict)
+    who: Principal = ACME
+    audit: AuditRule = field(default_factory=AuditRule)
+    held: Mapping[int, Reservation] = field(default_factory=dict)  # by identity: reserved and not settled
+    over: Denial | None = None  # what an observed reservation would have met
+    entries: list[tuple[str, object]] = field(default_factory=list)  # the journal
+    digest: str = "sha256:fake"
+
+    def _step(self, name: str) -> Denial | None:
+        self.steps.append(name)
+        if name in self.faults:
+            raise self.faults[name]
+        return self.denials.get(name)
+
+    # --- Identity, Policies, Policy
+
+    def identify(self, credential: Credential, at: float) -> Principal | Denial:
+        return self._step("identify") or self.who
+
+    def current(self) -> FakePorts:
+        return self
+
+    def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
+        denial = self._step("authorise")
+        return denial or Verdict("allow", self.digest, self.profile(head.model), Limits(), self.audit)
+
+    def profile(self, model: str) -> ModelProfile:
+        return ModelProfile(model)
+
+    # --- Reader
+
+    def head(self, method: Method, message: bytes) -> Head:
+        self._step("head")
+        return Head("chat", "1")
+
+    def facts(self, method: Method, message: bytes, profile: ModelProfile) -> InferenceFacts:
+        self._step("facts")
+        return InferenceFacts(request_id="r-1", model="chat", version="1", prompts=(b"prompt",), prompt_tokens=3)
+
+    def isolate(
+        self, call: Call, principal: Principal, facts: InferenceFacts, profile: ModelProfile
+    ) -> Forward | Denial:
+        return self._step("isolate") or Forward(call.message)
+
+    def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
+        self._step("demand")
+        return Demand(tokens=7)
+
+    def response(self, method: Method, message: bytes, profile: ModelProfile) -> ResponseFacts:
+        return ResponseFacts(texts=(message,), model_version="1", nbytes=len(message))
+
+    # --- Quotas
+
+    def reserve(
+        self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool
+    ) -> Reservation | Denial:
+        denial = self._step("reserve")
+        if denial is not None and enforce:
+            return denial
+        reservation = Reservation(tenant, model, demand, at, self.over or denial)
+        self.held = {**self.held, id(reservation): reservation}
+        return reservation
+
+    def settle(self, reservation: Reservation, usage: Usage, at: Instant) -> None:
+        self._step("give back")
+        held = dict(self.held)
+        del held[id(reservation)]  # KeyError: settled twice, or never reserved
+        self.held = held
+
+
+@dataclass
+class FakeJournal:
+    """``ports.Recorder``: keeps its entries in ``ports.entries``, and refuses as ``ports.denials`` says."""
+
+    ports: FakePorts
+
+    def _write(self, kind: str, entry: object) -> Denial | None:
+        denial = self.ports._step(f"journal {kind}")
+        if denial is None:
+            self.ports.entries.append((kind, entry))
+        return denial
+
+    def admitted(self, admission: Admission, at: Instant) -> Denial | None:
+        return self._write("admitted", admission)
+
+    def refused(self, refused: Refused, at: Instant) -> Denial | None:
+        return self._write("refused", refused)
+
+    def output(self, recorded: Recorded, output: Output, at: Instant) -> Denial | None:
+        return self._write("output", (recorded.admission.call.id, output))
+
+    def settled(self, recorded: Recorded, output: Output, outcome: Outcome, usage: Usage, at: Instant) -> Denial | None:
+        return self._write("settled", (recorded.admission.call.id, output, outcome, usage))
+
+
+@dataclass
+class FakeInstruments:
+    """``ports.Instruments``: what was counted, in order."""
+
+    counted: list[tuple[str, object]] = field(default_factory=list)
+
+    def admitted(self, admission: Admission) -> None:
+        self.counted.append(("admitted", admission.call.id))
+
+    def refused(self, refused: Refused, *, enforced: bool) -> None:
+        self.counted.append(("refused" if enforced else "would refuse", refused.denial.reason))
+
+    def settled(self, recorded: Recorded, outcome: Outcome, usage: Usage) -> None:
+        self.counted.append(("settled", outcome.kind))
+
+    def unrecorded(self, denial: Denial) -> None:
+        self.counted.append(("unrecorded", denial.reason))
+
+
+@dataclass
+class Stage:
+    """A governor between fakes."""
+
+    ports: FakePorts = field(default_factory=FakePorts)
+    instruments: FakeInstruments = field(default_factory=FakeInstruments)
+    mode: Mode = Mode.ENFORCE
+
+    def __post_init__(self) -> None:
+        fakes = self.ports
+        self.governor = Governor(
+            Ports(fakes, fakes, fakes, fakes, FakeJournal(fakes), self.instruments), mode=self.mode
+        )
+
+    @property
+    def kinds(self) -> list[str]:
+        """The journal's entries, by kind."""
+        return [kind for kind, _ in self.ports.entries]
+
+    def open(self, call_id: str = "c-1") -> Recorded:
+        recorded = self.governor.open(a_call(call_id), AT)
+        assert isinstance(recorded, Recorded)
+        return recorded
+
+
+def _are_ports(
+    fakes: FakePorts, journal: FakeJournal, instruments: FakeInstruments
+) -> tuple[ports.Identity, ports.Policies, ports.Policy, ports.Reader, ports.Quotas, ports.Recorder, ports.Instruments]:
+    return fakes, fakes, fakes, fakes, fakes, journal, instruments

@@ -1,0 +1,480 @@
+"""The order of governance (DESIGN §4), and that a call is settled exactly once whatever fails."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+
+import pytest
+
+from sidecar.core.governor import OBSERVED, OUTPUT_LAG_BYTES, Mode, Output, Recorded, Refused
+from sidecar.core.model import (
+    Admission,
+    AuditLevel,
+    Demand,
+    Denial,
+    MalformedRequest,
+    Method,
+    Outcome,
+    OutcomeKind,
+    ResponseFacts,
+    Usage,
+)
+from sidecar.core.reasons import Code, Reason
+from tests.support.core import AT, LOAD, READY, SHARED, UNKNOWN, FakePorts, Stage, a_call, later
+
+ORDER = ["identify", "head", "authorise", "facts", "isolate", "demand", "reserve"]
+DONE = Outcome(OutcomeKind.COMPLETED)
+NO_AUDIT = Denial(Reason.AUDIT_UNAVAILABLE, retry_after=1.0, internal="disk full")
+
+
+def observing(**ports: object) -> Stage:
+    return Stage(FakePorts(**ports), mode=Mode.OBSERVE)  # type: ignore[arg-type]  # the fields of the fake
+
+
+# --- the order ----------------------------------------------------------------------------------------------------
+
+
+def test_every_step_comes_in_the_order_of_the_design_and_the_record_last() -> None:
+    stage = Stage()
+    recorded = stage.governor.open(a_call(), AT)
+    assert isinstance(recorded, Recorded)
+    assert stage.ports.steps == [*ORDER, "journal admitted"]
+    assert recorded.admission.forward.message == b"request"
+    assert recorded.admission.reservation.demand == Demand(tokens=7)
+    assert stage.governor.in_flight == 1
+    assert stage.instruments.counted == [("admitted", "c-1")]
+
+
+@pytest.mark.parametrize("step", ["identify", "authorise", "isolate", "reserve"])
+def test_a_refusal_stops_all_later_steps_and_reserves_nothing(step: str) -> None:
+    denial = Denial(Reason.POLICY_FORBIDS, step)
+    stage = Stage(FakePorts(denials={step: denial}))
+    refused = stage.governor.open(a_call(), AT)
+    assert isinstance(refused, Refused)
+    assert refused.denial is denial
+    assert stage.ports.steps == [*ORDER[: ORDER.index(step) + 1], "journal refused"]
+    assert not stage.ports.held
+    assert stage.governor.in_flight == 0
+    assert stage.instruments.counted == [("refused", Reason.POLICY_FORBIDS)]
+
+
+@pytest.mark.parametrize("step", ["head", "facts"])
+def test_a_message_that_has_not_one_reading_is_refused_where_it_is_read(step: str) -> None:
+    fault = MalformedRequest("model_name twice", Reason.REQUEST_AMBIGUOUS)
+    stage = Stage(FakePorts(faults={step: fault}))
+    refused = stage.governor.open(a_call(), AT)
+    assert isinstance(refused, Refused)
+    assert refused.denial == Denial(Reason.REQUEST_AMBIGUOUS, "model_name twice", rule="message")
+    assert stage.ports.steps == [*ORDER[: ORDER.index(step) + 1], "journal refused"]
+    assert not stage.ports.held
+
+
+def test_bad_headers_are_told_after_the_credential_and_before_the_message() -> None:
+    fault = Denial(Reason.REQUEST_AMBIGUOUS, "x-data-class is given 2 times")
+    stage = Stage()
+    refused = stage.governor.admit(a_call(fault=fault), AT)
+    assert isinstance(refused, Refused)
+    assert refused.denial is fault
+    assert stage.ports.steps == ["identify"]
+    stranger = Stage(FakePorts(denials={"identify": Denial(Reason.KEY_UNKNOWN)}))
+    told = stranger.governor.admit(a_call(fault=fault), AT)
+    assert isinstance(told, Refused)
+    assert told.denial.reason is Reason.KEY_UNKNOWN
+
+
+def test_no_credential_is_refused_without_asking_anybody() -> None:
+    denial = Denial(Reason.CREDENTIAL_MISSING)
+    stage = Stage()
+    refused = stage.governor.admit(a_call(credential=denial), AT)
+    assert isinstance(refused, Refused)
+    assert (refused.denial, refused.principal) == (denial, None)
+    assert stage.ports.steps == []
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (UNKNOWN, Reason.METHOD_UNKNOWN),
+        (SHARED, Reason.METHOD_NOT_ALLOWED),
+        (LOAD, Reason.METHOD_NOT_ALLOWED),  # its roles are not the caller's
+    ],
+)
+def test_the_method_table_decides_before_the_policy(method: Method, reason: Reason) -> None:
+    stage = Stage()
+    refused = stage.governor.admit(a_call(method=method), AT)
+    assert isinstance(refused, Refused)
+    assert (refused.denial.reason, refused.denial.rule) == (reason, "method-table")
+    assert "authorise" not in stage.ports.steps
+
+
+def test_what_is_no_inference_is_not_read_and_asks_for_nothing_but_a_slot() -> None:
+    stage = Stage()
+    admission = stage.governor.admit(a_call(method=READY), AT)
+    assert isinstance(admission, Admission)
+    assert stage.ports.steps == ["identify", "head", "authorise", "isolate", "reserve"]
+    assert admission.reservation.demand == Demand()
+
+
+def test_a_refusal_keeps_what_was_known_by_then() -> None:
+    stage = Stage(FakePorts(denials={"reserve": Denial(Reason.RATE_TOKENS, retry_after=2.0)}))
+    refused = stage.governor.admit(a_call(), AT)
+    assert isinstance(refused, Refused)
+    assert refused.principal is stage.ports.who
+    assert (refused.head.model, refused.bundle) == ("chat", "sha256:fake")
+    assert refused.verdict is not None
+    assert refused.facts.prompts == (b"prompt",)
+    unread = Stage(FakePorts(denials={"authorise": Denial(Reason.RESIDENCY_STORAGE)})).governor.admit(a_call(), AT)
+    assert isinstance(unread, Refused)
+    assert (unread.verdict, unread.facts.prompts) == (None, ())
+
+
+# --- the record ---------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_recorded_is_not_forwarded_and_gives_back_what_it_held() -> None:
+    stage = Stage(FakePorts(denials={"journal admitted": NO_AUDIT}))
+    refused = stage.governor.open(a_call(), AT)
+    assert isinstance(refused, Refused)
+    assert refused.denial is NO_AUDIT
+    assert (refused.head.model, refused.head.version, refused.principal) == ("chat", "1", stage.ports.who)
+    assert stage.ports.steps[-2:] == ["journal admitted", "give back"]
+    assert not stage.ports.held
+    assert stage.governor.in_flight == 0
+    assert stage.instruments.counted == [
+        ("unrecorded", Reason.AUDIT_UNAVAILABLE),
+        ("refused", Reason.AUDIT_UNAVAILABLE),
+    ]
+
+
+def test_a_crash_of_the_recorder_leaves_nothing_held() -> None:
+    stage = Stage(FakePorts(faults={"journal admitted": ZeroDivisionError()}))
+    with pytest.raises(ZeroDivisionError):
+        stage.governor.open(a_call(), AT)
+    assert not stage.ports.held
+    assert stage.governor.in_flight == 0
+
+
+def test_a_refusal_stands_even_if_it_cannot_be_recorded() -> None:
+    stage = Stage(FakePorts(denials={"identify": Denial(Reason.KEY_UNKNOWN), "journal refused": NO_AUDIT}))
+    refused = stage.governor.open(a_call(), AT)
+    assert isinstance(refused, Refused)
+    assert refused.denial.reason is Reason.KEY_UNKNOWN
+    assert stage.instruments.counted == [
+        ("unrecorded", Reason.AUDIT_UNAVAILABLE),
+        ("refused", Reason.KEY_UNKNOWN),
+    ]
+
+
+def test_an_unreadable_message_is_recorded_with_its_caller() -> None:
+    stage = Stage()
+    too_large = Denial(Reason.REQUEST_TOO_LARGE)
+    refused = stage.governor.reject(a_call(message=b""), too_large, AT)
+    assert (refused.denial, refused.principal) == (too_large, stage.ports.who)
+    assert stage.kinds == ["refused"]
+
+
+def test_an_unreadable_message_of_a_stranger_is_refused_for_its_credential() -> None:
+    stage = Stage(FakePorts(denials={"identify": Denial(Reason.KEY_REVOKED)}))
+    refused = stage.governor.reject(a_call(), Denial(Reason.REQUEST_TOO_LARGE), AT)
+    assert (refused.denial.reason, refused.principal) == (Reason.KEY_REVOKED, None)
+
+
+# --- settlement ---------------------------------------------------------------------------------------------------
+
+
+def test_settling_journals_the_outcome_and_gives_back_once() -> None:
+    stage = Stage()
+    recorded = stage.open()
+    assert stage.governor.deliver(recorded, b"hello", later(2)) == ResponseFacts(
+        texts=(b"hello",), model_version="1", nbytes=5
+    )
+    assert stage.governor.settle(recorded, DONE, later(5)) is None
+    assert not stage.ports.held
+    assert stage.governor.in_flight == 0
+    _, entry = stage.ports.entries[-1]
+    assert entry == (
+        "c-1",
+        Output(0, (b"hello",)),
+        DONE,
+        Usage(
+            input_tokens=3,
+            output_tokens=1,
+            responses=1,
+            request_bytes=7,
+            response_bytes=5,
+            first_response_ns=2_000_000,
+            duration_ns=5_000_000,
+            model_version="1",
+        ),
+    )
+    assert recorded.output_sha256 == hashlib.sha256(b"hello").digest()
+    assert stage.instruments.counted[-1] == ("settled", OutcomeKind.COMPLETED)
+
+
+def test_settling_twice_is_a_bug_and_gives_nothing_back_twice() -> None:
+    stage = Stage()
+    recorded = stage.open()
+    stage.governor.settle(recorded, DONE, AT)
+    with pytest.raises(RuntimeError, match="c-1 settled twice"):
+        stage.governor.settle(recorded, DONE, AT)
+    assert stage.ports.steps.count("give back") == 1
+    assert stage.kinds == ["admitted", "settled"]
+
+
+def test_an_outcome_that_cannot_be_journaled_is_told_and_counted_as_failed() -> None:
+    stage = Stage(FakePorts(denials={"journal settled": NO_AUDIT}))
+    recorded = stage.open()
+    assert stage.governor.settle(recorded, DONE, AT) is NO_AUDIT
+    assert not stage.ports.held
+    assert stage.instruments.counted[-2:] == [
+        ("unrecorded", Reason.AUDIT_UNAVAILABLE),
+        ("settled", OutcomeKind.FAILED),
+    ]
+
+
+# --- output -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "ms", "journaled"),
+    [
+        (OUTPUT_LAG_BYTES - 1, 49.9, False),
+        (OUTPUT_LAG_BYTES, 0, True),
+        (1, 50, True),
+    ],
+)
+def test_output_is_journaled_when_it_would_fall_behind(size: int, ms: float, journaled: bool) -> None:
+    stage = Stage()
+    recorded = stage.open()
+    stage.governor.deliver(recorded, b"x" * size, later(ms))
+    assert ("output" in stage.kinds) is journaled
+
+
+def test_the_sweep_journals_what_is_50_ms_old_and_nothing_twice() -> None:
+    stage = Stage()
+    old, empty = stage.open("old"), stage.open("empty")
+    stage.governor.deliver(old, b"a", later(1))
+    stage.governor.sweep(later(49))
+    assert stage.kinds == ["admitted", "admitted"]
+    stage.governor.sweep(later(51))
+    stage.governor.sweep(later(200))
+    assert stage.ports.entries[2:] == [("output", ("old", Output(0, (b"a",))))]
+    stage.governor.deliver(old, b"bc", later(201))
+    stage.governor.settle(old, DONE, later(202))
+    stage.governor.settle(empty, DONE, later(202))
+    stage.governor.sweep(later(900))
+    offsets = [entry[1].offset for kind, entry in stage.ports.entries if kind != "admitted"]  # type: ignore[index]
+    assert offsets == [0, 1, 3, 0]
+
+
+def test_output_that_cannot_be_journaled_cuts_the_call_off() -> None:
+    stage = Stage()
+    recorded = stage.open()
+    stage.ports.denials["journal output"] = NO_AUDIT
+    assert stage.governor.deliver(recorded, b"x", later(60)) is NO_AUDIT
+    assert stage.instruments.counted[-1] == ("unrecorded", Reason.AUDIT_UNAVAILABLE)
+
+
+def test_output_that_the_sweep_lost_cuts_the_call_off_too() -> None:
+    stage = Stage()
+    recorded = stage.open()
+    assert isinstance(stage.governor.deliver(recorded, b"x", later(1)), ResponseFacts)
+    stage.ports.denials["journal output"] = NO_AUDIT
+    stage.governor.sweep(later(60))
+    del stage.ports.denials["journal output"]
+    assert stage.governor.deliver(recorded, b"y", later(61)) is NO_AUDIT
+
+
+def test_a_call_whose_output_was_lost_is_not_told_completed() -> None:
+    stage = Stage()
+    recorded = stage.open()
+    stage.governor.deliver(recorded, b"x", later(1))
+    stage.ports.denials["journal output"] = NO_AUDIT
+    stage.governor.sweep(later(60))
+    assert stage.governor.settle(recorded, DONE, later(61)) is NO_AUDIT
+    _, (_, _, outcome, _) = stage.ports.entries[-1]  # type: ignore[misc]
+    assert outcome == Outcome(OutcomeKind.FAILED, Code.UNAVAILABLE, Reason.AUDIT_UNAVAILABLE, "disk full")
+
+
+@pytest.mark.parametrize("late", ["deliver", "settle"])
+def test_the_sweep_is_never_overtaken_by_the_calls_own_thread(late: str) -> None:
+    """What the sweep took first must be journaled first: behind the outcome nobody would join it to the call."""
+    stage = Stage()
+    recorded = stage.open()
+    stage.governor.deliver(recorded, b"first", later(1))
+    writing, go_on = threading.Event(), threading.Event()
+    step = stage.ports._step
+
+    def slow(name: str) -> Denial | None:
+        if name == "journal output" and not writing.is_set():
+            writing.set()
+            assert go_on.wait(5)
+        return step(name)
+
+    stage.ports._step = slow  # type: ignore[method-assign]  # the disk, for once slow
+    sweeper = threading.Thread(target=stage.governor.sweep, args=(later(60),))
+    sweeper.start()
+    assert writing.wait(5)
+
+    def go_past() -> None:
+        stage.governor.deliver(recorded, b"x" * OUTPUT_LAG_BYTES, later(61))
+        if late == "settle":
+            stage.governor.settle(recorded, DONE, later(62))
+
+    own = threading.Thread(target=go_past)
+    own.start()
+    own.join(0.1)  # long enough for it to pass, if it could
+    go_on.set()
+    for thread in (sweeper, own):
+        thread.join(5)
+        assert not thread.is_alive()
+    offsets = [entry[1].offset for kind, entry in stage.ports.entries if kind != "admitted"]  # type: ignore[index]
+    assert offsets == sorted(offsets)
+    assert offsets[:2] == [0, 5]
+
+
+def test_two_threads_delivering_and_sweeping_journal_every_byte_once() -> None:
+    stage = Stage()
+    recorded = stage.open()
+    over = threading.Event()
+
+    def sweep() -> None:
+        ms = 0.0
+        while not over.is_set():
+            stage.governor.sweep(later(ms := ms + 60))
+
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    for n in range(500):
+        stage.governor.deliver(recorded, b"%d " % n, later(n))
+    stage.governor.settle(recorded, DONE, later(1000))
+    over.set()
+    sweeper.join(5)
+    assert journaled(stage) == b"".join(b"%d " % n for n in range(500))
+
+
+def journaled(stage: Stage) -> bytes:
+    """The one call's output, put together from its entries as the shipper does: by offset, in order."""
+    found = b""
+    for kind, entry in stage.ports.entries:
+        if kind in ("output", "settled"):
+            output: Output = entry[1]  # type: ignore[index]
+            assert output.offset == len(found)
+            found += b"".join(output.texts)
+    return found
+
+
+# --- counting -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("responses", "tokens", "exact"),
+    [
+        ([ResponseFacts(texts=(b"a",)), ResponseFacts(texts=(b"b", b"c"))], 3, False),
+        ([ResponseFacts(texts=(b"",))], 0, False),
+        ([ResponseFacts(texts=(b"a",)), ResponseFacts(texts=(b"b",), output_tokens=5)], 5, True),
+        ([ResponseFacts(output_tokens=2), ResponseFacts(output_tokens=3)], 5, True),
+        ([ResponseFacts(output_tokens=2), ResponseFacts(texts=(b"a",))], 2, True),
+    ],
+)
+def test_a_backends_token_counts_replace_the_estimate(responses: list[ResponseFacts], tokens: int, exact: bool) -> None:
+    recorded = Stage().open()
+    for facts in responses:
+        recorded.count(facts, AT)
+    usage = recorded.usage(AT)
+    assert (usage.output_tokens, usage.output_exact) == (tokens, exact)
+
+
+def test_a_backends_prompt_count_replaces_the_estimate() -> None:
+    recorded = Stage().open()
+    recorded.count(ResponseFacts(input_tokens=11), AT)
+    assert (recorded.usage(AT).input_tokens, recorded.usage(AT).input_exact) == (11, True)
+
+
+# --- observe ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["identify", "authorise", "isolate", "reserve"])
+def test_observing_enforces_nothing_and_records_what_it_would_have_refused(step: str) -> None:
+    denial = Denial(Reason.POLICY_FORBIDS, step)
+    stage = observing(denials={step: denial})
+    recorded = stage.governor.open(a_call(), AT)
+    assert isinstance(recorded, Recorded)
+    assert recorded.admission.would_refuse is denial
+    assert recorded.admission.forward.message == b"request"
+    assert stage.ports.steps == [*ORDER, "journal admitted"]
+    assert stage.instruments.counted == [("admitted", "c-1"), ("would refuse", Reason.POLICY_FORBIDS)]
+
+
+def test_observing_keeps_the_first_refusal() -> None:
+    first, second = Denial(Reason.KEY_UNKNOWN), Denial(Reason.RATE_TOKENS)
+    recorded = observing(denials={"identify": first, "reserve": second}).governor.open(a_call(), AT)
+    assert isinstance(recorded, Recorded)
+    assert recorded.admission.would_refuse is first
+    assert recorded.admission.principal is OBSERVED
+
+
+def test_observing_forwards_what_it_could_not_read() -> None:
+    stage = observing(faults={"facts": MalformedRequest("field 9")})
+    recorded = stage.governor.open(a_call(), AT)
+    assert isinstance(recorded, Recorded)
+    assert recorded.admission.would_refuse == Denial(Reason.REQUEST_MALFORMED, "field 9", rule="message")
+
+
+@pytest.mark.parametrize(
+    ("reason", "level"),
+    [
+        (Reason.RESIDENCY_STORAGE, AuditLevel.METADATA),
+        (Reason.RESIDENCY_PROCESSING, AuditLevel.METADATA),
+        (Reason.RESIDENCY_TELEMETRY, AuditLevel.METADATA),
+        (Reason.POLICY_FORBIDS, AuditLevel.FULL),
+    ],
+)
+def test_observing_keeps_no_content_that_may_not_be_kept_here(reason: Reason, level: AuditLevel) -> None:
+    recorded = observing(denials={"authorise": Denial(reason)}).governor.open(a_call(), AT)
+    assert isinstance(recorded, Recorded)
+    assert recorded.admission.verdict.audit.level is level
+
+
+def test_observing_goes_on_without_the_journal() -> None:
+    denials = {"journal admitted": NO_AUDIT, "journal output": NO_AUDIT, "journal settled": NO_AUDIT}
+    stage = observing(denials=denials)
+    recorded = stage.governor.open(a_call(), AT)
+    assert isinstance(recorded, Recorded)
+    assert isinstance(stage.governor.deliver(recorded, b"x", later(60)), ResponseFacts)
+    assert stage.governor.settle(recorded, DONE, later(61)) is None
+    assert [kind for kind, _ in stage.instruments.counted].count("unrecorded") == 3
+    assert not stage.ports.held
+
+
+def test_observing_still_refuses_for_the_credential_of_an_unreadable_message_by_the_wire() -> None:
+    stage = observing(denials={"identify": Denial(Reason.KEY_UNKNOWN)})
+    refused = stage.governor.reject(a_call(), Denial(Reason.REQUEST_TOO_LARGE), AT)
+    assert refused.denial.reason is Reason.REQUEST_TOO_LARGE
+
+
+# --- turning away, draining ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_a_draining_governor_refuses_new_calls_and_lets_the_old_ones_end(mode: Mode) -> None:
+    stage = Stage(mode=mode)
+    before = stage.open("before")
+    stage.governor.drain()
+    refused = stage.governor.open(a_call("after"), AT)
+    assert isinstance(refused, Refused)
+    assert refused.denial == Denial(Reason.DRAINING, retry_after=1.0)
+    assert stage.governor.turns_away(a_call().credential, AT)
+    assert stage.governor.in_flight == 1
+    assert stage.governor.settle(before, DONE, AT) is None
+    assert stage.governor.in_flight == 0
+
+
+def test_who_is_unknown_is_turned_away_before_the_message_is_read() -> None:
+    stage = Stage(FakePorts(denials={"identify": Denial(Reason.KEY_UNKNOWN)}))
+    assert stage.governor.turns_away(a_call().credential, AT)
+    assert stage.governor.turns_away(Denial(Reason.CREDENTIAL_MISSING), AT)
+    assert not Stage().governor.turns_away(a_call().credential, AT)
+    assert not observing().governor.turns_away(Denial(Reason.CREDENTIAL_MISSING), AT)
+    assert stage.ports.entries == []
