@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -172,7 +171,7 @@ class Cleaner:
         self.changed = False
 
     def text(self, value: str, limit: int = TEXT_CHARS) -> str:
-        if value.isascii() and "\x00" not in value and len(value) <= limit:
+        if not value or (len(value) <= limit and value.isascii() and "\x00" not in value):
             return value
         clean = _BAD.sub("\ufffd", value)[:limit]
         self.changed = self.changed or clean != value
@@ -183,16 +182,18 @@ class Cleaner:
         return self.text(value, INDEXED_CHARS)
 
     def number(self, value: int) -> int:
-        clean = max(-_I64, min(_I64, value))
-        self.changed = self.changed or clean != value
-        return clean
+        if -_I64 <= value <= _I64:
+            return value
+        self.changed = True
+        return max(-_I64, min(_I64, value))
 
-    def json(self, value: dict[str, bool | int | float | str]) -> str:
+    def json(self, value: dict[str, bool | int | float | str]) -> bytes:
+        """A JSON object in UTF-8 that Postgres takes."""
         if not value:
-            return "{}"
+            return b"{}"
         if len(value) > PARAMETERS:
             self.changed = True
-        return json.dumps(dict(self._pairs(value)), ensure_ascii=False)
+        return msgspec.json.encode(dict(self._pairs(value)))
 
     def _pairs(self, value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, item in list(value.items())[:PARAMETERS]:

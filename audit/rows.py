@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -36,7 +35,7 @@ EVENT_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CallRow:
-    """``values`` in the order of CALL_COLUMNS; ``nbytes`` is about what the row takes."""
+    """``values`` in the order of CALL_COLUMNS, as binary COPY takes them; ``nbytes`` is about what the row takes."""
 
     sequence: int
     started: datetime
@@ -54,7 +53,7 @@ class EventRow:
 
 
 def call_row(record: CallRecord, sealer: ContentSealer) -> CallRow:
-    """Raises OverflowError for a time that no calendar has."""
+    """Raises OverflowError for a time that no calendar has, or a number that no column holds."""
     clean = Cleaner()
     started = record.started
     call_id = clean.index(record.facts.call_id)
@@ -107,14 +106,14 @@ def _call_part(record: CallRecord, clean: Cleaner, started: datetime, call_id: s
         clean.text(facts.rule),
         clean.text(facts.bundle),
         facts.level,
-        facts.retention_days,
+        None if facts.retention_days is None else _fitting(facts.retention_days, 32),
         clean.text(facts.peer),
         clean.index(facts.trace_id),
         clean.text(facts.span_id),
         clean.text(facts.parent_id),
         facts.sampled,
-        clean.json(facts.parameters),
-        json.dumps(tensors, ensure_ascii=False) if tensors else "[]",
+        _jsonb(clean.json(facts.parameters)),
+        _jsonb(msgspec.json.encode(tensors)),
         clean.number(facts.request_bytes),
         clean.number(facts.requested_tokens),
     )
@@ -128,7 +127,7 @@ def _end_part(record: CallRecord, clean: Cleaner, output_sealed: bytes | None) -
         refusal = (
             None,
             "refused",
-            end.status,
+            _fitting(end.status, 16),
             clean.index(end.reason),
             clean.text(end.detail),
             clean.text(end.internal),
@@ -152,7 +151,7 @@ def _end_part(record: CallRecord, clean: Cleaner, output_sealed: bytes | None) -
     return (
         moment(end.at_ns),
         clean.text(end.outcome),
-        end.status,
+        _fitting(end.status, 16),
         clean.index(end.reason),
         "",
         clean.text(end.internal),
@@ -172,6 +171,18 @@ def _end_part(record: CallRecord, clean: Cleaner, output_sealed: bytes | None) -
     )
 
 
+def _jsonb(text: bytes) -> bytes:
+    """As binary COPY takes it (jsonb_recv): version 1, then the text."""
+    return b"\x01" + text
+
+
+def _fitting(value: int, bits: int) -> int:
+    """Raises OverflowError: psycopg's binary dumpers would wrap a number that is too large for its column."""
+    if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+        raise OverflowError(f"{value} does not fit {bits} bits")
+    return value
+
+
 def _cut(content: Content) -> bool:
     return content.parts is not None and sum(map(len, content.parts)) < content.nbytes
 
@@ -185,7 +196,7 @@ def event_row(record: EventRecord) -> EventRow:
         clean.index(event.kind),
         clean.index(event.actor),
         "",
-        clean.json(event.detail),
+        _jsonb(clean.json(event.detail)),
         place.sidecar,
         place.journal,
         record.sequence,
@@ -198,14 +209,14 @@ def event_row(record: EventRecord) -> EventRow:
 def officer_row(event_id: str, at: datetime, kind: str, actor: str, reason: str, detail: dict[str, Any]) -> EventRow:
     """What somebody did by command or console; it belongs to no sidecar's log. ``detail`` is JSON without NUL."""
     clean = Cleaner()
-    encoded = msgspec.json.encode(detail).decode().replace("\\u0000", "\\ufffd")
+    encoded = msgspec.json.encode(detail).replace(b"\\u0000", b"\\ufffd")
     values = (
         clean.index(event_id),
         at.astimezone(UTC),
         clean.index(kind),
         clean.index(actor),
         clean.text(reason),
-        encoded,
+        _jsonb(encoded),
         None, None, None, None, None,
     )  # fmt: skip
-    return EventRow(None, (*values, clean.changed or "\\ufffd" in encoded))
+    return EventRow(None, (*values, clean.changed or b"\\ufffd" in encoded))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import msgspec
+import psycopg
 import sqlalchemy as sa
 
 from audit import store
@@ -272,7 +273,7 @@ class Shipper:
     def _row(self, record: Record) -> CallRow | EventRow:
         try:
             return call_row(record, self._parts.sealer) if isinstance(record, CallRecord) else event_row(record)
-        except (OverflowError, ValueError, msgspec.MsgspecError) as fault:  # UnicodeError is a ValueError
+        except Exception as fault:  # noqa: BLE001 — one record, whatever it is, must not hold up the others
             self.status.poisoned += 1
             payload = _payload(record)
             return event_row(self._keep(record.place, record.sequence, payload, f"cannot be a row: {fault}"))
@@ -334,7 +335,7 @@ class Shipper:
                 result = act()
             except (store.WrongJurisdictionError, store.FencedError):
                 raise
-            except (sa.exc.SQLAlchemyError, store.MismatchError, JournalError, OSError) as fault:
+            except (sa.exc.SQLAlchemyError, psycopg.Error, store.MismatchError, JournalError, OSError) as fault:
                 self._trouble(fault)
                 self._parts.engine.dispose()
                 self._measure()
@@ -346,7 +347,7 @@ class Shipper:
                 return result
 
     def _trouble(self, fault: Exception) -> None:
-        if isinstance(fault, sa.exc.SQLAlchemyError | store.MismatchError):
+        if isinstance(fault, sa.exc.SQLAlchemyError | psycopg.Error | store.MismatchError):
             self.status.database_up = False
         self.status.last_error = " ".join(str(getattr(fault, "orig", None) or fault).split())[:500]
 

@@ -209,13 +209,14 @@ def test_a_database_of_another_jurisdiction_is_not_searched(filled: str) -> None
 
 @pytest.fixture
 def config(filled: str, tmp_path: Path) -> Path:
-    key = tmp_path / "journal.key"
-    key.write_bytes(ROOT)
-    key.chmod(0o600)
     return write_config(tmp_path, filled)
 
 
 def write_config(directory: Path, dsn: str, jurisdiction: str = "EU") -> Path:
+    key = directory / "journal.key"
+    if not key.exists():
+        key.write_bytes(ROOT)
+        key.chmod(0o600)
     path = directory / "warden.yaml"
     path.write_text(
         f"""
@@ -288,6 +289,12 @@ def test_commands_exit_3_when_the_database_is_away(tmp_path: Path) -> None:
         assert done.exit_code == 3, done.output
         assert "does not answer" in done.stderr
         assert "hunter2" not in done.output
+
+
+def test_a_dsn_that_is_none_is_not_quoted(tmp_path: Path) -> None:
+    done = run(audit_app, "search", "--config", str(write_config(tmp_path, "postgresql://u:hunter2@[::1/x")))
+    assert done.exit_code == 3
+    assert "hunter2" not in done.output
 
 
 def test_db_upgrade_and_status(config: Path, tmp_path: Path, filled: str) -> None:

@@ -114,22 +114,23 @@ def test_days_get_their_partition_on_demand(dsn: str, tmp_path: Path) -> None:
 
 def test_poison_is_kept_aside_and_neighbours_are_stored(dsn: str, tmp_path: Path) -> None:
     journal = FakeJournal()
+    query(dsn, "ALTER TABLE warden.audit_calls ADD CHECK (tenant <> 'unwanted')")  # only the database knows
     bad_status, far = refused(), refused()
     journal.append(*(refused() for _ in range(20)))
     journal.append(type(bad_status)(bad_status.call, "RATE_TOKENS", 99_999))  # no smallint
-    journal.append(b"\xc1 no entry")
+    journal.append(b"\xc1 no entry", *(refused() for _ in range(3)), refused(tenant="unwanted"))
     journal.append(refused(tenant="nul\x00tenant", parameters={"a\x00": "b\x00", "n": float("nan")}))
     journal.append(type(far)(type(far.call)("x", 2**63 - 1, 2**63 - 1, "m"), "INTERNAL", 13))  # the year 2262
     journal.append(b"\x92\xa7refused\x91\xa1\xff")  # a string that is not UTF-8
     journal.append(*(refused() for _ in range(20)))
-    shipping = ship(journal, dsn, tmp_path, 45)
-    assert positions(dsn) == list(range(45))
+    shipping = ship(journal, dsn, tmp_path, 49)
+    assert positions(dsn) == list(range(49))
     stored = query(dsn, "SELECT count(*), count(*) FILTER (WHERE sanitised) FROM warden.audit_calls")
-    assert stored == [(42, 1)]
+    assert stored == [(45, 1)]
     told = query(
         dsn, "SELECT detail ->> 'file' FROM warden.audit_events WHERE kind = 'record_unstorable' ORDER BY position"
     )
-    assert shipping.shipper.status.poisoned == len(told) == 3
+    assert shipping.shipper.status.poisoned == len(told) == 4
     kept = [PoisonKeeper(tmp_path / "poison", ContentSealer(ROOT)).open(tmp_path / "poison" / name) for (name,) in told]
     assert bad_status.call.call_id.encode() in kept[0]
     assert kept[1] == b"\xc1 no entry"

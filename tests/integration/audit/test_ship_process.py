@@ -1,4 +1,4 @@
-"""`warden ship` as a process: the real journal, Postgres and an OTLP collector; its signals, its report, its exit codes."""
+"""`warden ship` as a process: the real journal, Postgres and a collector; its signals, its report, its exit codes."""
 
 from __future__ import annotations
 
