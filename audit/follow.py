@@ -79,6 +79,7 @@ class Follower:
         self._next = sequence
         self._descriptor = -1
         self._first = -1
+        self._path: Path | None = None
         self._reader: FrameReader | None = None
         self._info: SegmentInfo | None = None
         self._successor: int | None = None  # first sequence of the segment after the one that is read
@@ -162,7 +163,9 @@ class Follower:
                         )
                     )
                 case End() as end:
-                    if following is not None:
+                    if self._replaced():
+                        self._leave()
+                    elif following is not None:
                         self._advance(end, following)
                     elif (successor := self._following()) is not None:
                         # Complete, now that it has a successor: but only what is read from here on is its true tail.
@@ -179,6 +182,14 @@ class Follower:
         self._suspect = (self._first, end.offset) if end.left else None
         if self._reader is not None:
             self._reader.again()
+
+    def _replaced(self) -> bool:
+        """Whether the file that is read no longer has its name: an empty segment was removed, its name used again."""
+        assert self._path is not None
+        try:
+            return not os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return True
 
     def _advance(self, end: End, following: int) -> None:
         assert self._info is not None
@@ -206,7 +217,7 @@ class Follower:
                 continue  # released between the two looks
             match unlock(descriptor, path, self._root):
                 case OpenSegment() as segment:
-                    self._descriptor, self._first, self._info = descriptor, first, segment.info
+                    self._descriptor, self._first, self._info, self._path = descriptor, first, segment.info, path
                     self._reader = FrameReader(descriptor, segment)
                     return True
                 case JournalFault() as fault:
@@ -219,7 +230,7 @@ class Follower:
     def _leave(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._reader, self._info, self._first = -1, None, None, -1
+        self._descriptor, self._reader, self._info, self._first, self._path = -1, None, None, -1, None
         self._suspect, self._successor = None, None
 
     def _extent(self) -> tuple[int, int]:

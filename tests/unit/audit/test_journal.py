@@ -614,6 +614,39 @@ def test_a_follower_reads_on_behind_damage_in_the_live_segment(tmp_path: Path) -
     follower.close()
 
 
+def test_a_follower_inside_a_segment_that_is_removed_finds_the_next(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    journal = open_journal(tmp_path, files=files)
+    follower = Follower(tmp_path, ROOT)
+
+    def read_when_the_header_is_there(operation: str) -> None:
+        if operation == "pwrite" and segments_in(tmp_path) and files.room is None:
+            assert list(follower) == []  # the header is there, the frame is not
+            files.room = 5 if only_segment(tmp_path).stat().st_size else None
+
+    files.hook = read_when_the_header_is_there
+    assert isinstance(journal.append(b"lost for want of space"), JournalFault)
+    assert segments_in(tmp_path) == []
+    files.hook = files.room = None
+    journal.tick(1.0)
+    assert written(journal, b"one", b"two") == [0, 1]
+    assert [s for s, _, _ in follower] == [0, 1]
+    assert follower.faults == []
+    follower.close()
+
+
+def test_a_follower_waits_until_there_is_more(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    follower = Follower(tmp_path, ROOT)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(follower.wait, 10.0)
+        while not waits.done():
+            written(journal, b"x")
+        assert waits.result()
+    assert len(list(follower)) == journal.next_sequence
+    follower.close()
+
+
 def test_a_follower_with_another_key_says_so(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     written(journal, b"one")
