@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 Header = tuple[str, bytes | str]
 
-_TRACEPARENT: Final = re.compile(r"^00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$")
-_TRACESTATE: Final = re.compile(r"^[\x20-\x7e]{1,512}$")
-_DATA_CLASS: Final = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
-_LABEL: Final = re.compile(r"^[^\x00-\x1f\x7f]{1,256}$")
+_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+_TRACESTATE: Final = re.compile(r"[\x20-\x7e]{1,512}")
+_DATA_CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_LABEL: Final = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 
 CANCELLED: Final = Denial(Reason.CLIENT_CANCELLED)
 EXPIRED: Final = Denial(Reason.UPSTREAM_TIMEOUT)
@@ -190,14 +190,14 @@ class _Single:
         value = self.get(name)
         if value is None:
             return ""
-        if pattern.match(value) is None:
+        if pattern.fullmatch(value) is None:
             raise MalformedRequest(f"{name} does not match {pattern.pattern}")
         return value
 
 
 def _trace(ids: Ids, single: _Single) -> TraceContext:
     """W3C trace context; what is not valid starts a trace of our own, as the specification asks (§4.3)."""
-    match = _TRACEPARENT.match(single.first("traceparent") or "")
+    match = _TRACEPARENT.fullmatch(single.first("traceparent") or "")
     if match is None or not int(match[1], 16) or not int(match[2], 16):
         return TraceContext(ids.trace(), ids.span(), None, ids.sampled())
     state = single.first("tracestate") or ""
@@ -206,5 +206,5 @@ def _trace(ids: Ids, single: _Single) -> TraceContext:
         span_id=ids.span(),
         parent_id=match[2],
         sampled=bool(int(match[3], 16) & 1),
-        tracestate=state if _TRACESTATE.match(state) else "",
+        tracestate=state if _TRACESTATE.fullmatch(state) else "",
     )

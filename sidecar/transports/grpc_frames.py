@@ -48,22 +48,25 @@ class FrameReader:
         if data:
             self._parts.append(data)
             self._size += len(data)
-        while self._size >= self._need:
-            joined = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-            self._parts = [joined]
-            length = int.from_bytes(joined[1:PREFIX], "big")
+        if self._size < self._need:
+            return
+        joined = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        at = 0  # of the next frame: what is left is copied once, however many small messages came in one piece
+        while len(joined) - at >= self._need:
+            length = int.from_bytes(joined[at + 1 : at + PREFIX], "big")
             if length > self._limit:
                 raise MalformedRequest(
                     f"message of {length} bytes; at most {self._limit} are accepted", Reason.REQUEST_TOO_LARGE
                 )
             self._need = PREFIX + length
-            if self._size < self._need:
-                return
-            message = joined[PREFIX : self._need]
-            rest = joined[self._need :]
+            if len(joined) - at < self._need:
+                break
+            flag, message = joined[at], joined[at + PREFIX : at + self._need]
             self.wire_bytes = self._need
-            self._parts, self._size, self._need = ([rest] if rest else []), len(rest), PREFIX
-            yield message if joined[0] == 0 else self._decompress(joined[0], message)
+            at, self._need = at + self._need, PREFIX
+            yield message if flag == 0 else self._decompress(flag, message)
+        rest = joined[at:]
+        self._parts, self._size = ([rest] if rest else []), len(rest)
 
     def _decompress(self, flag: int, message: bytes) -> bytes:
         if flag != 1:
