@@ -1,0 +1,152 @@
+"""`warden init`: drafts a configuration, a policy bundle and keys from a live Triton, in mode observe."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shlex
+import shutil
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from audit.seal import KeyFault, create_key_file
+from policies.document import Name, TenantName
+from sidecar.cli.common import Exit, JsonOption, emit, fail
+from sidecar.cli.drafting import JOURNAL, KEYS, Place, Server, draft, front_models, remarks
+from sidecar.cli.survey import Silent, survey
+from sidecar.identity import mint
+from sidecar.runtime.settings import Address
+
+_HERE: Final = "local"  # region and jurisdiction, where nobody says
+
+
+def init(
+    triton: Annotated[str, typer.Option(metavar="HOST:PORT", help="Triton's gRPC address, such as 127.0.0.1:8001.")],
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where warden.yaml, bundle/ and keys/ are put; nothing there is overwritten.")
+    ] = Path(),
+    region: Annotated[str, typer.Option(help="Where this pod is, such as eu-west-1.")] = "",
+    jurisdiction: Annotated[str, typer.Option(help="Whose law that is under, such as EU.")] = "",
+    tenant: Annotated[str, typer.Option(help="The first tenant.")] = "main",
+    *,
+    json: JsonOption = False,
+) -> None:
+    """Ask a live Triton what it serves and draft all that `warden serve` needs, in mode observe: nothing is refused."""
+    place = _place(triton, region, jurisdiction, tenant)
+    _unused(directory)
+    server = survey(triton)
+    if isinstance(server, Silent):
+        fail(Exit.DEPENDENCY, f"Triton at {triton} cannot be asked: {server.detail}")
+    files = draft(server, place)
+    _write(directory, files)
+    if not region:
+        _warn(
+            f'no --region and --jurisdiction: drafted as "{_HERE}". Write the true ones in warden.yaml and bundle/ '
+            "before `warden db upgrade`: the database keeps its jurisdiction for good"
+        )
+    for sentence in remarks(server, triton):
+        _warn(sentence)
+    if json:
+        models = [model.name for model in front_models(server)]
+        emit({"config": str(directory / "warden.yaml"), "bundle": str(directory / "bundle"), "models": models})
+    else:
+        typer.echo(_next_steps(directory, server, place))
+
+
+def _place(triton: str, region: str, jurisdiction: str, tenant: str) -> Place:
+    """The options as one value, or leave with every one that is wrong."""
+    wrong = []
+    if bool(region) != bool(jurisdiction):
+        wrong.append("--region and --jurisdiction go together: a place, and whose law it is under")
+    region, jurisdiction = region or _HERE, jurisdiction or _HERE
+    kinds: tuple[tuple[str, Any, str], ...] = (
+        ("--triton", Address, triton),
+        ("--region", Name, region),
+        ("--jurisdiction", Name, jurisdiction),
+        ("--tenant", TenantName, tenant),
+    )
+    for option, kind, value in kinds:
+        try:
+            TypeAdapter(kind).validate_python(value)
+        except ValidationError as fault:
+            wrong.append(f"{option} {value!r}: {fault.errors()[0]['msg'].removeprefix('Value error, ')}")
+    if wrong:
+        fail(Exit.USAGE, "\n".join(wrong))
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64] or "warden"
+    return Place(name, region, jurisdiction, tenant, triton)
+
+
+def _unused(directory: Path) -> None:
+    """Leave where something is in the way: an old journal too, which a new key could not open."""
+    there = [str(directory / name) for name in ("warden.yaml", "bundle", KEYS, JOURNAL) if _exists(directory / name)]
+    if there:
+        fail(Exit.USAGE, f"already there, and not overwritten: {', '.join(there)}; name another directory with --dir")
+
+
+def _exists(path: Path) -> bool:
+    return path.exists() or path.is_symlink()
+
+
+def _write(directory: Path, files: dict[str, str]) -> None:
+    """All of it, or nothing of it stays. Every file is made anew: a race with another init is lost, not overwritten."""
+    made: list[Path] = []
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in (KEYS, "bundle"):
+            (directory / name).mkdir(mode=0o700 if name == KEYS else 0o755)
+            made.append(directory / name)
+        _write_keys(directory / KEYS)
+        for name, text in files.items():
+            path = directory / name
+            path.parent.mkdir(exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                if path.parent == directory:
+                    made.append(path)
+                file.write(text)
+    except OSError as fault:
+        for path in made:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        fail(Exit.USAGE, f"{fault.filename or directory}: {fault.strerror}; nothing was written")
+
+
+def _write_keys(directory: Path) -> None:
+    """The journal's key, the pepper of API keys, the key that signs tokens (0600 each), and what verifies those."""
+    for name in ("journal.key", "pepper.key"):
+        key = create_key_file(directory / name, secrets.token_bytes)
+        if isinstance(key, KeyFault):
+            raise OSError(None, key.detail, str(directory / name))
+    pem = mint.generate_key()
+    mint.write_private(directory / "signing.pem", pem)
+    signing = mint.load_key(pem)
+    assert isinstance(signing, mint.SigningKey)
+    mint.write_public(directory / "jwks.json", mint.public_jwks(signing))
+
+
+def _warn(sentence: str) -> None:
+    sys.stderr.write(f"note: {sentence}.\n")
+
+
+def _next_steps(directory: Path, server: Server, place: Place) -> str:
+    config, bundle = (shlex.quote(str(directory / name)) for name in ("warden.yaml", "bundle"))
+    option = "" if directory == Path() else f" --config {config}"
+    names = ", ".join(model.name for model in front_models(server)) or "none"
+    return f"""\
+Drafted from Triton {server.version} at {place.triton}, for tenant {place.tenant} in {place.region}; models: {names}
+  {config}  mode observe: decides and records, refuses nothing
+  {bundle}  the policy bundle, to be reviewed like code
+  {shlex.quote(str(directory / KEYS))}  secrets: back them up, never commit them
+
+Next
+  1. Name your Postgres in {config} (audit.database.dsn), then check all of it:
+       warden config check {config} && warden policy test {bundle}
+  2. Prepare the database:       warden db upgrade{option}
+  3. Issue the first API key:    warden keys issue --tenant {place.tenant} --name first{option}
+  4. Start the sidecar:          warden serve{option}
+  5. Point clients at 127.0.0.1:8011 instead of {place.triton}; give them the key as x-api-key when you can.
+  6. See what would have been refused (would_refuse), and when nothing is left that shouldn't be, set mode: enforce
+       warden audit search --since 1h --json{option}"""
