@@ -1,0 +1,63 @@
+"""The policy bundle of the integration tests: the demo's, with the tests' models and a tenant for each quota."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from sidecar.cli.demo.stack import BUNDLE
+
+_EU: Final = {"processing": ["EU"], "storage": ["EU"], "telemetry": ["EU"]}
+_UNLIMITED: Final = dict.fromkeys(("requests", "tokens", "concurrency", "kv_memory", "tensor_memory"), "unlimited")
+_SLOW: Final = {
+    "contract": "vllm",
+    "kv": {"bytes_per_token": 1024, "tokens_per_block": 16},
+    "max_tokens": 1_000_000,
+    "groups": ["llm"],
+}
+# Each of these tenants has one limit, which a test then meets.
+LIMITED: Final[dict[str, dict[str, Any]]] = {
+    "one-a-minute": {"requests": {"rate": "1/m", "burst": 1}},
+    "few-tokens": {"tokens": {"per_minute": 100}},
+    "one-slot": {"concurrency": 1},
+    "small-kv": {"kv_memory": "256KiB"},  # 256 tokens of `slow`
+    "small-tensors": {"tensor_memory": "64KiB"},
+}
+ELSEWHERE: Final[dict[str, dict[str, list[str]]]] = {
+    "stored-in-us": {**_EU, "storage": ["US"]},
+    "traced-in-us": {**_EU, "telemetry": ["US"]},
+}
+
+
+def write_bundle(directory: Path) -> Path:
+    """``directory``/bundle. `acme` may call every model without limits; the others are the demo's, or named above."""
+    bundle = directory / "bundle"
+    shutil.copytree(BUNDLE, bundle)
+    shutil.rmtree(bundle / "tests")  # they are about the demo's tenants
+    models, plans = bundle / "models.yaml", bundle / "plans.yaml"
+    models.write_text(models.read_text() + _yaml("slow", _SLOW))
+    plans.write_text(plans.read_text() + _yaml("ample", _UNLIMITED))
+    _tenant(bundle, "acme", models=["*"], residency={**_EU, "classes": {"phi": ["eu-west-1"]}})
+    for name, limits in LIMITED.items():
+        _tenant(bundle, name, models=["slow", "echo", "hold"], limits=limits)
+    for name, residency in ELSEWHERE.items():
+        _tenant(bundle, name, models=["*"], residency=residency)
+    return bundle
+
+
+def _tenant(bundle: Path, name: str, *, residency: object = _EU, **more: object) -> None:
+    document = {
+        "tenant": name,
+        "plan": "ample",
+        "status": "active",
+        "residency": residency,
+        "audit": {"level": "full", "retention": "30d"},
+        **more,
+    }
+    (bundle / "tenants" / f"{name}.yaml").write_text(json.dumps(document))  # YAML holds JSON
+
+
+def _yaml(name: str, value: object) -> str:
+    return f"\n{name}: {json.dumps(value)}\n"
