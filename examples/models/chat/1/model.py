@@ -106,6 +106,8 @@ class TritonPythonModel:
         given = json.loads(args["model_config"])["parameters"]
         slots, context, waiting = (int(given[name]["string_value"]) for name in ("slots", "context_tokens", "waiting"))
         self.server = xllamacpp.Server(parameters(slots, context))
+        self.slots = slots
+        self.running = set()
         self.waiting = queue.Queue(maxsize=waiting)
         self.ended = threading.Event()
         self.threads = [threading.Thread(target=self.work, name=f"slot-{n}") for n in range(slots)]
@@ -122,6 +124,8 @@ class TritonPythonModel:
         try:
             generation.ask = read(request, lambda name: first(request, name))
             self.waiting.put_nowait(generation)
+            if len(self.running) == self.slots:
+                pb_utils.Logger.log_info(f"chat: request {generation.id!r} waits for a slot")
         except ValueError as wrong:
             generation.fail(f"Error generating stream: {wrong}", pb_utils.TritonError.INVALID_ARG)
         except queue.Full:
@@ -132,10 +136,12 @@ class TritonPythonModel:
         while (generation := self.waiting.get()) is not None:
             if not generation.claim():
                 continue  # the sweep has ended it
+            self.running.add(generation)
             try:
                 self.generate(generation)
             except Exception as broken:  # noqa: BLE001  # whatever it is, the caller is told and the slot lives on
                 generation.error = f"{type(broken).__name__}: {broken}"
+            self.running.discard(generation)
             generation.finish()
             how = "cancelled" if generation.cancelled else "ended"
             pb_utils.Logger.log_info(f"chat: request {generation.id!r} {how} after {generation.tokens} tokens")
