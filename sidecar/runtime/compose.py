@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from audit.files import OsFiles
 from audit.journal import Bounds as JournalBounds
 from audit.journal import Journal
 from audit.recorder import JournalRecorder
@@ -67,7 +68,8 @@ def build(settings: Settings) -> Rooms:
     ring, refresher = _keys(settings)
     issuers = [_issuer(section) for section in settings.identity.issuers]
     jwks = tuple(source for _, source in issuers)
-    journal = _journal(settings, policies.current().place.jurisdiction)
+    instruments = PrometheusInstruments(METHODS.values(), max_tenants=settings.telemetry.max_tenants)
+    journal = _journal(settings, policies.current().place.jurisdiction, TimedFiles(instruments))
     ids = RandomIds(settings.telemetry.ratio)
     recorder = JournalRecorder(
         journal,
@@ -76,7 +78,6 @@ def build(settings: Settings) -> Rooms:
         new_id=lambda: ids.call(clock.now()),
         now=clock.now,
     )
-    instruments = PrometheusInstruments(METHODS.values(), max_tenants=settings.telemetry.max_tenants)
     quotas = LocalQuotas()
     identity = Identifier(TokenVerifier(issuers), ring)
     ports = Ports(identity, policies, TritonReader(), quotas, recorder, instruments)
@@ -125,9 +126,21 @@ def _issuer(section: IssuerSection) -> tuple[Issuer, JwksSource]:
     return Issuer(**{name: getattr(section, name) for name in fields}), source
 
 
-def _journal(settings: Settings, jurisdiction: str) -> Journal:
+class TimedFiles(OsFiles):
+    """The journal's file layer, whose fsyncs are measured."""
+
+    def __init__(self, instruments: PrometheusInstruments) -> None:
+        self._instruments = instruments
+
+    def fsync(self, descriptor: int) -> None:
+        began = time.perf_counter()
+        super().fsync(descriptor)
+        self._instruments.observe("warden_journal_fsync_seconds", time.perf_counter() - began)
+
+
+def _journal(settings: Settings, jurisdiction: str, files: OsFiles) -> Journal:
     section = settings.audit.journal
-    root = load_root_key(section.key_file)
+    root = load_root_key(section.key_file, apart_from=section.directory)
     if isinstance(root, KeyFault):
         raise StartError(f"audit.journal.key_file: {root.detail}")
     journal = Journal.open(
@@ -138,6 +151,7 @@ def _journal(settings: Settings, jurisdiction: str) -> Journal:
         random=secrets.token_bytes,
         wall_ns=time.time_ns,
         monotonic=time.monotonic,
+        files=files,
     )
     if isinstance(journal, JournalFault):
         raise StartError(f"audit.journal: {journal.detail}")
