@@ -74,6 +74,7 @@ class Bounds:
     read: int = 1000  # entries read at once
     idle: float = 0.02  # seconds to wait at the journal's end
     cursor: float = 1.0  # seconds after which a cursor that moved is stored, rows or none
+    measure: float = 0.2  # seconds between looks at what waits
     backoff: float = 0.2  # seconds before the first retry, doubled up to:
     backoff_most: float = 30.0
 
@@ -145,7 +146,7 @@ class Shipper:
         self._pending = _Pending()
         self._read = -1  # the last sequence that was read
         self._place: Place | None = None
-        self._stored_at = self._looked_at = 0.0
+        self._stored_at = self._looked_at = self._measured_at = 0.0
         self._today: date | None = None
         self._journal = ""
 
@@ -186,24 +187,29 @@ class Shipper:
             stopping = self._stop.is_set()
             items = () if stopping else self._patiently(self._next)
             for item in items:
-                if item.place.journal != self._journal:
-                    raise store.FencedError("the journal was replaced by another")
-                if item.place.jurisdiction != self._parts.jurisdiction:
-                    words = f"records of {item.place.jurisdiction!r} may not be stored in {self._parts.jurisdiction!r}"
-                    raise store.WrongJurisdictionError(words)
-                if self._place is not None and item.place.sidecar != self._place.sidecar:
-                    self._flush()  # a batch belongs to one sidecar's log
-                self._place = item.place
-                self._take(item)
-                if len(self._pending.rows) >= self._bounds.rows or self._pending.nbytes >= self._bounds.nbytes:
-                    self._flush()
+                self._arrive(item)
             if self._due(stopping=stopping):
                 self._flush()
-            self._measure()
+            if stopping or self._parts.monotonic() - self._measured_at >= self._bounds.measure:
+                self._measure()
             if stopping:
                 return
             if not items:
                 self._stop.wait(self._bounds.idle)
+
+    def _arrive(self, item: Item) -> None:
+        place, before = item.place, self._place
+        if place.journal != self._journal:
+            raise store.FencedError("the journal was replaced by another")
+        if place.jurisdiction != self._parts.jurisdiction:
+            words = f"records of {place.jurisdiction!r} may not be stored in {self._parts.jurisdiction!r}"
+            raise store.WrongJurisdictionError(words)
+        if before is not None and place.sidecar != before.sidecar:
+            self._flush()  # a batch belongs to one sidecar's log
+        self._place = place
+        self._take(item)
+        if len(self._pending.rows) >= self._bounds.rows or self._pending.nbytes >= self._bounds.nbytes:
+            self._flush()
 
     def _next(self) -> Sequence[Item]:
         items = self._parts.source.read(self._bounds.read)
@@ -222,6 +228,7 @@ class Shipper:
         return moved and self._place is not None and (stopping or at - self._stored_at >= self._bounds.cursor)
 
     def _measure(self) -> None:
+        self._measured_at = self._parts.monotonic()
         status = self.status
         status.lag_records = len(self._pending.rows) + self._parts.source.waiting()
         status.oldest_unshipped_at = self._pending.oldest

@@ -52,7 +52,8 @@ class JournalSource:
         self._directory = directory
         self._follower = Follower(directory, root)
         self._entry_bytes = 512.0  # of one entry, a running mean: the follower knows what waits in bytes
-        self._shipped = -1
+        self._shipped = self._told = -1
+        self._told_at = 0.0
         self._place: Place | None = None
 
     @property
@@ -92,11 +93,18 @@ class JournalSource:
         self._follower.sync()
 
     def shipped(self, sequence: int) -> None:
-        if sequence != self._shipped:
-            write_shipped(self._directory, sequence)
-            self._shipped = sequence
+        """Told to the journal at most once a second: it costs an fsync, and only frees old segments."""
+        self._shipped = sequence
+        if time.monotonic() - self._told_at >= REPORT_SECONDS:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._shipped != self._told:
+            write_shipped(self._directory, self._shipped)
+            self._told, self._told_at = self._shipped, time.monotonic()
 
     def close(self) -> None:
+        self._tell()
         self._follower.close()
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from audit import store
+from audit.assemble import Place
 from audit.content import ContentSealer
 from audit.poison import PoisonKeeper
 from audit.record import Admitted, Output
@@ -144,6 +145,32 @@ def test_wrong_jurisdiction_is_refused_before_anything_is_read(dsn: str, tmp_pat
     assert isinstance(shipping.fault, store.WrongJurisdictionError)
     assert positions(dsn) == []
     assert journal.position == 0
+
+
+def test_records_of_another_jurisdiction_are_never_stored(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal(place=Place("pod-1", "journal-1", "us-east-1", "US"))
+    journal.append(refused())
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        shipping.wait_for_end()
+    assert isinstance(shipping.fault, store.WrongJurisdictionError)
+    assert positions(dsn) == []
+
+
+def test_a_journal_that_was_replaced_is_followed_from_its_beginning(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(refused(), refused())
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.shipper.status.rows == 2)
+        fresh = FakeJournal(place=Place("pod-1", "journal-2", "eu-west-1", "EU"))
+        fresh.append(refused())
+        journal.items, journal.place = fresh.items, fresh.place
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 3)
+    assert shipping.fault is None
+    assert positions(dsn) == [0, 1, 2]  # the sidecar's log goes on
+    assert query(dsn, "SELECT journal, done FROM warden.journal_cursors ORDER BY 1") == [
+        ("journal-1", 1),
+        ("journal-2", 0),
+    ]
 
 
 def test_an_unprepared_database_is_waited_for(postgres: Server, tmp_path: Path) -> None:
