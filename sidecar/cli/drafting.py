@@ -16,6 +16,7 @@ __all__ = [
     "JOURNAL",
     "KEYS",
     "MODELS_MAX",
+    "NOT_LOADED",
     "Model",
     "Place",
     "Server",
@@ -28,6 +29,7 @@ __all__ = [
 AUDIENCE: Final = "triton-warden"
 JOURNAL: Final = "journal"  # directories beside warden.yaml
 KEYS: Final = "keys"
+NOT_LOADED: Final = "not loaded"  # the state "" of Triton's index
 MODELS_MAX: Final = 1000  # as many as a tenant's list may name (policies.document)
 _NAME: Final = re.compile(r"[^\s/*?\[\]]{1,256}")  # policies.document.ModelName
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]*")
@@ -150,6 +152,12 @@ def _about_repository(server: Server) -> Iterator[str]:
     if server.unready:
         told = [f"{name}: {why}" for name, why in sorted(server.unready.items())]
         yield f"left out, because they are not ready: {_listed(told)}"
+    if NOT_LOADED in server.unready.values():
+        # Triton 2.51 with mode none or poll tries to load every model, and says UNAVAILABLE of one that failed.
+        yield (
+            "some models were never loaded, so --model-control-mode is explicit: whoever reaches Triton itself can "
+            "load models, which is running code there; use none where you can"
+        )
     if server.untold:
         yield f"{server.untold} more ready models were left out: a tenant's list holds at most {MODELS_MAX}"
 

@@ -9,7 +9,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -22,7 +22,7 @@ from sidecar.cli.survey import Silent, survey
 from sidecar.identity import mint
 from sidecar.runtime.settings import Address
 
-_HERE: Final = "local"  # region and jurisdiction, where nobody says
+_REGION, _JURISDICTION = "unstated-region", "UNSTATED"  # where nobody says
 
 
 def init(
@@ -46,8 +46,8 @@ def init(
     _write(directory, files)
     if not region:
         _warn(
-            f'no --region and --jurisdiction: drafted as "{_HERE}". Write the true ones in warden.yaml and bundle/ '
-            "before `warden db upgrade`: the database keeps its jurisdiction for good"
+            f"no --region and --jurisdiction: drafted as {_REGION} and {_JURISDICTION}. Write the true ones in "
+            "warden.yaml and bundle/ before `warden db upgrade`: the database keeps its jurisdiction for good"
         )
     for sentence in remarks(server, triton):
         _warn(sentence)
@@ -63,7 +63,9 @@ def _place(triton: str, region: str, jurisdiction: str, tenant: str) -> Place:
     wrong = []
     if bool(region) != bool(jurisdiction):
         wrong.append("--region and --jurisdiction go together: a place, and whose law it is under")
-    region, jurisdiction = region or _HERE, jurisdiction or _HERE
+    elif region and region == jurisdiction:
+        wrong.append("--region and --jurisdiction are the same: residency rules couldn't tell which is meant")
+    region, jurisdiction = region or _REGION, jurisdiction or _JURISDICTION
     kinds: tuple[tuple[str, Any, str], ...] = (
         ("--triton", Address, triton),
         ("--region", Name, region),

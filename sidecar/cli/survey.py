@@ -8,7 +8,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf import message_factory
 
-from sidecar.cli.drafting import MODELS_MAX, Model, Server
+from sidecar.cli.drafting import MODELS_MAX, NOT_LOADED, Model, Server
 from sidecar.triton import protos
 
 __all__ = ["DEADLINE_S", "Silent", "survey"]
@@ -58,7 +58,7 @@ def _server(desk: _Desk) -> Server:
     index = desk.ask("RepositoryIndex").models
     ready = sorted({entry.name for entry in index if entry.state == _READY})
     unready = {
-        entry.name: " ".join(filter(None, (entry.state.lower() or "not loaded", _brief(entry.reason))))
+        entry.name: " ".join(filter(None, (entry.state.lower() or NOT_LOADED, _brief(entry.reason))))
         for entry in index
         if entry.name not in ready
     }
