@@ -252,9 +252,10 @@ class Governor:
         d.identified(self._identify(call, at))
         if call.fault is not None:
             d.faulted(call.fault)
-        with d.reading():
+        barred = self._barred(d)
+        with d.reading(barred):
             d.head = reader.head(call.method, call.message)
-        d.authorised(self._authorise(d, at))
+        d.authorised(barred or d.policy.authorise(d.who, call, d.head, at.wall))
         if call.method.action is Action.INFER:
             with d.reading():
                 d.facts = reader.facts(call.method, call.message, d.allowed.profile)
@@ -274,13 +275,14 @@ class Governor:
             return call.credential
         return self._ports.identity.identify(call.credential, at.wall)
 
-    def _authorise(self, d: _Decision, at: Instant) -> Verdict | Denial:
+    def _barred(self, d: _Decision) -> Denial | None:
+        """What the method table says against this call; None: nothing."""
         method = d.call.method
         if method.action is Action.UNKNOWN:
             return Denial(Reason.METHOD_UNKNOWN, rule="method-table")
         if method.disposition is Disposition.REFUSE or not (method.roles & d.who.roles):
             return Denial(Reason.METHOD_NOT_ALLOWED, method.name, rule="method-table")
-        return d.policy.authorise(d.who, d.call, d.head, at.wall)
+        return None
 
     # --- the journal -----------------------------------------------------------------------------------------------
 
@@ -450,11 +452,12 @@ class _Decision:
         return forward
 
     @contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self, barred: Denial | None = None) -> Iterator[None]:
+        """``barred``: refuses the call whatever its message says, so it comes before what is wrong with that."""
         try:
             yield
         except MalformedRequest as fault:
-            self._refuse(Denial(fault.reason, fault.detail, rule="message"))
+            self._refuse(barred or Denial(fault.reason, fault.detail, rule="message"))
 
     def refused(self, denial: Denial) -> Refused:
         return Refused(self.call, denial, self.policy.digest, self.principal, self.head, self._verdict, self.facts)

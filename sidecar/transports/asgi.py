@@ -200,17 +200,18 @@ class _Reply:
             raise ClientGone from fault
 
     async def finish(self, status: render.Status) -> None:
-        """End the RPC: trailers, or a trailers-only answer where nothing was sent."""
+        """End the RPC: trailers, after headers where nothing was sent yet.
+
+        Not gRPC's trailers-only answer: clients would find the call id among the trailing metadata then, and among the
+        initial metadata otherwise.
+        """
         if not self._finished:
             self._finished = True
             await self._bounded(self._end(status))
 
     async def _end(self, status: render.Status) -> None:
         if not self._started:
-            headers = [*_HEADERS, (b"x-warden-call-id", self._call_id.encode()), *_status_headers(status)]
-            await self._event({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._event({"type": "http.response.body", "body": b""})
-            return
+            await self.start()
         await self._event({"type": "http.response.body", "body": b"", "more_body": False})
         await self._event(
             {"type": "http.response.trailers", "headers": _status_headers(status), "more_trailers": False}

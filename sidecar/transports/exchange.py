@@ -90,14 +90,17 @@ class Exchange:
             return render.OK if denial is None else render.status(denial, self.call.id)
         told = triton_status.translate(end.code, end.message)
         self._settle(Outcome(OutcomeKind.FAILED, told.code, told.reason, end.message))
-        if told.reason is None:
-            return render.Status(told.code, told.message)
-        retry = 1.0 if REASONS[told.reason].retryable else None
-        return render.status(Denial(told.reason, retry_after=retry), self.call.id)
+        denial = _denial(told)
+        return render.Status(told.code, told.message) if denial is None else render.status(denial, self.call.id)
 
     def errored(self, text: str) -> Denial | None:
-        """Triton answered this message of a stream with an in-band error (its gRPC code is lost there)."""
-        return self._settle(Outcome(OutcomeKind.FAILED, Code.UNKNOWN, None, text))
+        """Triton answered this message of a stream with an in-band error (its gRPC code is lost there).
+
+        A Denial is what the client is told instead of Triton's own text: as for a unary call, ``ended``.
+        """
+        told = triton_status.translate(Code.UNKNOWN, text)
+        denial = self._settle(Outcome(OutcomeKind.FAILED, told.code, told.reason, text))
+        return denial or _denial(told)
 
     def failed(self, denial: Denial) -> Denial:
         """We ended it: cut off, drained, or no longer recordable."""
@@ -108,6 +111,13 @@ class Exchange:
     def _settle(self, outcome: Outcome) -> Denial | None:
         assert self.recorded is not None
         return self._services.governor.settle(self.recorded, outcome, self._services.now())
+
+
+def _denial(told: triton_status.Translated) -> Denial | None:
+    """What Triton said, as one of our reasons; None where its own words stand."""
+    if told.reason is None:
+        return None
+    return Denial(told.reason, retry_after=1.0 if REASONS[told.reason].retryable else None)
 
 
 DRAINED = Denial(Reason.DRAINING, "the grace period is over", retry_after=1.0)

@@ -50,7 +50,9 @@ def status(denial: Denial, call_id: str) -> Status:
     row = REASONS[denial.reason]
     message = text(denial)
     rich = status_pb2.Status(code=row.code, message=message)
-    metadata = {"call_id": call_id, **({"rule": denial.rule} if denial.rule else {}), **dict(denial.metadata)}
+    # A rule would tell a model that is another's from one that Triton doesn't have.
+    rule = {"rule": denial.rule} if denial.rule and denial.reason is not Reason.MODEL_NOT_FOUND else {}
+    metadata = {"call_id": call_id, **rule, **dict(denial.metadata)}
     info = error_details_pb2.ErrorInfo(reason=denial.reason, domain=DOMAIN, metadata=metadata)
     rich.details.add().Pack(info)
     if denial.retry_after is not None:
