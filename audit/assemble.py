@@ -118,6 +118,9 @@ class Joiner:
             case Settled():
                 return self._end(place, sequence, entry)
             case Refused(call=facts):
+                # What was admitted and then refused after all (its admission could not be made durable) ends here.
+                stale = self._open.pop(facts.call_id, None)
+                self._held -= stale.held if stale else 0
                 return CallRecord(place, sequence, sequence, facts, entry, [])
             case Event():
                 return EventRecord(place, sequence, entry)

@@ -77,6 +77,7 @@ class Bounds:
     measure: float = 0.2  # seconds between looks at what waits
     backoff: float = 0.2  # seconds before the first retry, doubled up to:
     backoff_most: float = 30.0
+    transaction: float = 60.0  # seconds after which a database that hangs is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class Shipper:
         journal = self._parts.source.identity
         if not journal:
             raise JournalError(f"there is no journal in {self._parts.directory} yet")
-        with store.transaction(self._parts.engine) as connection:
+        with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
             store.check_jurisdiction(connection, self._parts.jurisdiction)
             store.ensure_partitions(connection, store.days_ahead(self._parts.now().date()))
             cursor = store.cursor_of(connection, journal)
@@ -327,7 +328,7 @@ class Shipper:
     def _store(self, batch: store.Batch) -> store.Committed:
         self._parts.source.sync()
         today = self._parts.now().date()
-        with store.transaction(self._parts.engine) as connection:
+        with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
             if today != self._today:
                 store.ensure_partitions(connection, store.days_ahead(today))
             committed = store.commit(connection, batch, self._substitute)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from typing import Any, Final
@@ -41,6 +44,7 @@ AHEAD_DAYS: Final = 8  # today's partition and seven more
 CONNECT_SECONDS: Final = 3
 STATEMENT_MS: Final = 15_000
 LOCK_MS: Final = 5_000
+DEADLINE_S: Final = 60.0  # of one transaction
 
 # --- connecting ---------------------------------------------------------------------------------------------------
 
@@ -73,10 +77,18 @@ def connect(dsn: str, *, application: str, pool: int = 2) -> sa.Engine:
 
 @contextmanager
 def transaction(
-    engine: sa.Engine, *, statement_ms: int = STATEMENT_MS, lock_ms: int = LOCK_MS, frozen: bool = False
+    engine: sa.Engine,
+    *,
+    statement_ms: int = STATEMENT_MS,
+    lock_ms: int = LOCK_MS,
+    frozen: bool = False,
+    deadline_s: float = DEADLINE_S,
 ) -> Iterator[sa.Connection]:
-    """One transaction with deadlines; ``frozen`` reads one snapshot throughout (REPEATABLE READ)."""
-    with engine.connect() as connection:
+    """One transaction with deadlines; ``frozen`` reads one snapshot throughout (REPEATABLE READ).
+
+    After ``deadline_s`` the connection is cut from our side: a server that hangs keeps no timeout of its own.
+    """
+    with engine.connect() as connection, _cut_after(connection, deadline_s):
         if frozen:
             connection.execution_options(isolation_level="REPEATABLE READ")
         with connection.begin():
@@ -88,6 +100,25 @@ def transaction(
                 {"s": str(statement_ms), "l": str(lock_ms), "i": str(statement_ms * 2)},
             )
             yield connection
+
+
+@contextmanager
+def _cut_after(connection: sa.Connection, seconds: float) -> Iterator[None]:
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    timer = threading.Timer(seconds, _cut, (driver,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _cut(driver: psycopg.Connection[Any]) -> None:
+    """Whoever waits on this connection is told that it has ended."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(driver.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
 
 
 def is_data_fault(fault: BaseException) -> bool:

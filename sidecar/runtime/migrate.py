@@ -40,6 +40,7 @@ class Status:
     head: str
     jurisdiction: str | None
     partition_days: int
+    newer: bool = False  # of a revision that this release does not know
 
     @property
     def current(self) -> bool:
@@ -62,9 +63,12 @@ def upgrade(
 ) -> tuple[Status, Status]:
     """Migrate to the head, write the database's jurisdiction and make partitions ahead: (status before, status after).
 
-    Raises ``BusyError``, ``store.WrongJurisdictionError`` (the database belongs to another) and SQLAlchemy's errors.
+    Raises ``BusyError``, ``store.WrongJurisdictionError`` (the database belongs to another) and SQLAlchemy's errors;
+    ``store.MismatchError`` where the database is of a later release.
     """
     before = status(engine, today=today)
+    if before.newer:
+        raise store.MismatchError(f"the database is at revision {before.revision}, which this release does not know")
     if before.jurisdiction not in (None, jurisdiction):
         raise store.WrongJurisdictionError(
             f"the database belongs to jurisdiction {before.jurisdiction!r}, the configuration says {jurisdiction!r}"
@@ -86,8 +90,10 @@ def upgrade(
 
 def status(engine: sa.Engine, *, today: date) -> Status:
     """What this database is, without changing it."""
-    head = ScriptDirectory.from_config(alembic_config()).get_current_head()
+    scripts = ScriptDirectory.from_config(alembic_config())
+    head = scripts.get_current_head()
     assert head is not None
+    known = {script.revision for script in scripts.walk_revisions()}
     with store.transaction(engine) as connection:
         context = MigrationContext.configure(connection, opts={"version_table_schema": SCHEMA})
         revision = context.get_current_revision()
@@ -96,7 +102,8 @@ def status(engine: sa.Engine, *, today: date) -> Status:
         facts = sa.select(database_facts.c.value).where(database_facts.c.key == "jurisdiction")
         have = store.partitions(connection)
         ahead = [day for day in store.days_ahead(today) if store.partition_name(day) in have]
-        return Status(revision, head, connection.execute(facts).scalar_one_or_none(), len(ahead))
+        jurisdiction = connection.execute(facts).scalar_one_or_none()
+        return Status(revision, head, jurisdiction, len(ahead), newer=revision not in known)
 
 
 @contextmanager

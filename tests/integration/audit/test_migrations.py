@@ -46,6 +46,12 @@ def test_another_jurisdiction_is_refused(dsn: str) -> None:
         prepare(dsn, jurisdiction="US")
 
 
+def test_a_database_of_a_later_release_is_left_alone(dsn: str) -> None:
+    query(dsn, "UPDATE warden.alembic_version SET version_num = '9999'")
+    with pytest.raises(store.MismatchError, match="9999"):
+        prepare(dsn)
+
+
 def test_two_upgrades_at_once(postgres: Server) -> None:
     made = postgres.create_database()
     faults: list[BaseException] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -289,6 +291,15 @@ def test_commands_exit_3_when_the_database_is_away(tmp_path: Path) -> None:
         assert done.exit_code == 3, done.output
         assert "does not answer" in done.stderr
         assert "hunter2" not in done.output
+
+
+def test_a_database_that_accepts_and_says_nothing_is_away(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        begun = time.monotonic()
+        done = run(audit_app, "search", "--config", str(write_config(tmp_path, f"postgresql://u@127.0.0.1:{port}/x")))
+    assert done.exit_code == 3
+    assert time.monotonic() - begun < 20
 
 
 def test_a_dsn_that_is_none_is_not_quoted(tmp_path: Path) -> None:

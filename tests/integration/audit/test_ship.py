@@ -284,6 +284,22 @@ def test_postgres_goes_and_comes_back(tmp_path: Path) -> None:
         assert positions(made) == list(range(100))
 
 
+def test_a_database_that_hangs_is_given_up_and_gets_each_record_once(dsn: str, tmp_path: Path) -> None:
+    journal, bounds = FakeJournal(), Bounds(seconds=0.02, idle=0.005, backoff_most=0.2, transaction=0.5)
+    journal.append(refused())
+    with Shipping(journal, dsn, tmp_path, bounds=bounds) as shipping:
+        wait_until(lambda: shipping.shipper.status.rows == 1)
+        ((backend,),) = query(dsn, "SELECT pid FROM pg_stat_activity WHERE application_name = 'warden-test-ship'")
+        os.kill(backend, signal.SIGSTOP)
+        try:
+            journal.append(*completed())
+            wait_until(lambda: not shipping.shipper.status.database_up)
+        finally:
+            os.kill(backend, signal.SIGCONT)
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 2)
+    assert positions(dsn) == [0, 1]
+
+
 def test_stopping_while_the_database_is_away_ends_at_once(tmp_path: Path) -> None:
     journal = FakeJournal()
     journal.append(refused())

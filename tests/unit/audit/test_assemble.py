@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from audit.assemble import CallRecord, Cleaner, EventRecord, Joiner, evidence, moment
-from audit.record import Admitted, CallFacts, Entry, Output, Settled
+from audit.record import Admitted, CallFacts, Entry, Output, Refused, Settled
 from tests.support.store import PLACE, completed, content, event, facts, refused, settled
 
 
@@ -52,6 +52,15 @@ def test_output_that_was_journaled_twice_counts_once() -> None:
 def test_refusals_and_events_are_records_at_once() -> None:
     records = join([refused(), event("posture")])
     assert [type(record) for record in records] == [CallRecord, EventRecord]
+
+
+def test_a_refusal_ends_an_admission() -> None:
+    joiner, call = Joiner(), facts()
+    (record,) = join([Admitted(call), Refused(call, "AUDIT_UNAVAILABLE", 14)], joiner)
+    assert isinstance(record, CallRecord)
+    assert isinstance(record.end, Refused)
+    assert joiner.open_calls == 0
+    assert joiner._held == 0
 
 
 def test_a_second_outcome_is_an_event() -> None:
