@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from sidecar.core import ports as seams
 from sidecar.core.governor import Governor, Mode, Output, Ports, Recorded, Refused
 from sidecar.core.model import (
     Action,
@@ -31,9 +31,6 @@ from sidecar.core.model import (
     Usage,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from sidecar.core import ports
 
 AT = Instant(1_700_000_000_000_000_000, 1_000_000_000)
 TENANT = frozenset({"tenant"})
@@ -202,11 +199,12 @@ class Stage:
     ports: FakePorts = field(default_factory=FakePorts)
     instruments: FakeInstruments = field(default_factory=FakeInstruments)
     mode: Mode = Mode.ENFORCE
+    reader: seams.Reader | None = None  # the real one, where messages are real
 
     def __post_init__(self) -> None:
         fakes = self.ports
         self.governor = Governor(
-            Ports(fakes, fakes, fakes, fakes, FakeJournal(fakes), self.instruments), mode=self.mode
+            Ports(fakes, fakes, self.reader or fakes, fakes, FakeJournal(fakes), self.instruments), mode=self.mode
         )
 
     @property
@@ -222,5 +220,5 @@ class Stage:
 
 def _are_ports(
     fakes: FakePorts, journal: FakeJournal, instruments: FakeInstruments
-) -> tuple[ports.Identity, ports.Policies, ports.Policy, ports.Reader, ports.Quotas, ports.Recorder, ports.Instruments]:
+) -> tuple[seams.Identity, seams.Policies, seams.Policy, seams.Reader, seams.Quotas, seams.Recorder, seams.Instruments]:
     return fakes, fakes, fakes, fakes, fakes, journal, instruments
