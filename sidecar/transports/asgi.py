@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from sidecar.core.model import Denial, MalformedRequest
@@ -43,14 +44,15 @@ class AsgiWire:
         reply = _Reply(send, context.id, self._services.bounds.blocked_write)
         try:
             if not _is_grpc(scope):
-                await _answer_http(send, _NOT_GRPC, context.id)
+                await reply.problem(_NOT_GRPC)
                 return
             await self._serve(context, receive, reply)
         except ClientGone:
             return
         except Exception as fault:  # noqa: BLE001 — DESIGN rule 7: crash the call, closed
             self._services.crashed(context.id, fault)
-            await reply.finish(render.status(CRASHED, context.id))
+            with suppress(ClientGone):
+                await reply.finish(render.status(CRASHED, context.id))
 
     async def _serve(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
         if not governed(context.method):
@@ -217,6 +219,13 @@ class _Reply:
             {"type": "http.response.trailers", "headers": _status_headers(status), "more_trailers": False}
         )
 
+    async def problem(self, denial: Denial) -> None:
+        """The whole answer to what speaks plain HTTP."""
+        self._started = self._finished = True
+        status, headers, body = render.problem(denial, self._call_id)
+        await self._event({"type": "http.response.start", "status": status, "headers": headers})
+        await self._bounded(self._event({"type": "http.response.body", "body": body}))
+
 
 def _status_headers(status: render.Status) -> list[tuple[bytes, bytes]]:
     if status.code == 0:
@@ -238,9 +247,3 @@ def _peer(scope: Scope) -> str:
 def _is_grpc(scope: Scope) -> bool:
     kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     return scope["method"] == "POST" and (kind == b"application/grpc" or kind.startswith(b"application/grpc+proto"))
-
-
-async def _answer_http(send: Send, denial: Denial, call_id: str) -> None:
-    status, headers, body = render.problem(denial, call_id)
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
