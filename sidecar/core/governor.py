@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -253,12 +251,16 @@ class Governor:
         if call.fault is not None:
             d.faulted(call.fault)
         barred = self._barred(d)
-        with d.reading(barred):
+        try:
             d.head = reader.head(call.method, call.message)
+        except MalformedRequest as fault:
+            d.unreadable(fault, barred)
         d.authorised(barred or d.policy.authorise(d.who, call, d.head, at.wall))
         if call.method.action is Action.INFER:
-            with d.reading():
+            try:
                 d.facts = reader.facts(call.method, call.message, d.allowed.profile)
+            except MalformedRequest as fault:
+                d.unreadable(fault)
         forward = d.isolated(reader.isolate(call, d.who, d.facts, d.allowed.profile))
         demand = reader.demand(d.facts, d.allowed.profile) if call.method.action is Action.INFER else Demand()
         with self._lock:
@@ -451,13 +453,9 @@ class _Decision:
             return Forward(self.call.message)
         return forward
 
-    @contextmanager
-    def reading(self, barred: Denial | None = None) -> Iterator[None]:
+    def unreadable(self, fault: MalformedRequest, barred: Denial | None = None) -> None:
         """``barred``: refuses the call whatever its message says, so it comes before what is wrong with that."""
-        try:
-            yield
-        except MalformedRequest as fault:
-            self._refuse(barred or Denial(fault.reason, fault.detail, rule="message"))
+        self._refuse(barred or Denial(fault.reason, fault.detail, rule="message"))
 
     def refused(self, denial: Denial) -> Refused:
         return Refused(self.call, denial, self.policy.digest, self.principal, self.head, self._verdict, self.facts)
