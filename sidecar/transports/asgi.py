@@ -110,8 +110,7 @@ class AsgiWire:
             return unary.reject(self._services, context, NO_BUFFER)
         if len(found) == 1:
             return found[0]
-        wrong = f"{len(found)} messages in a unary call; exactly one expected"
-        return unary.reject(self._services, context, Denial(Reason.REQUEST_MALFORMED, wrong))
+        return unary.reject(self._services, context, unary.miscounted(len(found)))
 
     async def _stream(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
         relay = StreamRelay(self._services, context, self._upstream, reply.data, held, framed=True)

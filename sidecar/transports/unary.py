@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from sidecar.core.model import Denial, Forward
+from sidecar.core.reasons import Reason
 from sidecar.transports import render
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services
@@ -38,6 +39,12 @@ def reject(services: Services, context: RpcContext, denial: Denial) -> render.St
     """Refuse, and record the refusal of, an RPC whose message could not be read from the wire."""
     refused = services.governor.reject(context.call(b""), denial, services.now())
     return render.status(refused.denial, context.id)
+
+
+def miscounted(count: int) -> Denial:
+    """``count`` messages (no more than two need be read) where a unary RPC has one."""
+    found = "no message" if count == 0 else "more than one message"
+    return Denial(Reason.REQUEST_MALFORMED, f"{found} in a unary call; exactly one expected")
 
 
 async def serve(

@@ -293,9 +293,9 @@ class Sidecar:
         """The sum of the samples with ``labels``; 0 where there are none."""
         total = 0.0
         for line in self.open_metrics().splitlines():
-            if line.startswith(name) and line[len(name)] in " {":
-                if all(f'{label}="{value}"' in line for label, value in labels.items()):
-                    total += float(line.rpartition(" ")[2])
+            named = line.startswith((f"{name} ", f"{name}{{"))
+            if named and all(f'{label}="{value}"' in line for label, value in labels.items()):
+                total += float(line.rpartition(" ")[2])
         return total
 
     def families(self) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from sidecar.cli.demo.otlp import OtlpReceiver
 from sidecar.cli.demo.stack import Parts
 from tests.support.bundle import write_bundle
 from tests.support.postgres import Server
-from tests.support.stack import Triton
 from tests.support.sidecar import WIRES, Bare, Launch, Sidecar, launch
+from tests.support.stack import Triton
 
 
 @pytest.fixture(scope="session", params=WIRES)
