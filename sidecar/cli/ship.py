@@ -21,8 +21,11 @@ def ship(config: ConfigOption = DEFAULT_CONFIG) -> None:
     """
     stop = threading.Event()
     bind_to_parent(stop)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    ends = (signal.SIGTERM, signal.SIGINT)
+    for number in ends:
         signal.signal(number, lambda *_: stop.set())
+    # Envoy's process has them blocked, and a child inherits that: then neither its stop nor its death would end us.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
     settings = load_settings(config)
     logs.setup()
     root, sealer = load_root_key(settings.audit.journal.key_file), load_sealer(settings)

@@ -1,4 +1,4 @@
-"""The conformance suite runs over both wires: one sidecar a wire for most tests, one of their own for those that break it."""
+"""The conformance suite runs over both wires: one sidecar a wire for most tests, others for those that break it."""
 
 from __future__ import annotations
 

@@ -93,22 +93,23 @@ class TestCounts:
         assert stream.answer().code == "OK"
 
 
+BODIES = {
+    "flag 7": b"\x07" + len(echo()).to_bytes(4, "big") + echo(),
+    "compressed without an encoding": b"\x01" + len(echo()).to_bytes(4, "big") + echo(),
+    "a message cut short": b"\x00" + (len(echo()) + 50).to_bytes(4, "big") + echo(),
+    "a header cut short": b"\x00\x00\x00",
+    "4 GB announced": b"\x00\xff\xff\xff\xff" + echo(),
+    "noise": bytes(range(256)) * 4,
+}
+
+
 class TestFrames:
     """HTTP/2 by hand, because gRPC's own libraries won't send these."""
-
-    BODIES = {
-        "flag 7": b"\x07" + len(echo()).to_bytes(4, "big") + echo(),
-        "compressed without an encoding": b"\x01" + len(echo()).to_bytes(4, "big") + echo(),
-        "a message cut short": b"\x00" + (len(echo()) + 50).to_bytes(4, "big") + echo(),
-        "a header cut short": b"\x00\x00\x00",
-        "4 GB announced": b"\x00\xff\xff\xff\xff" + echo(),
-        "noise": bytes(range(256)) * 4,
-    }
 
     @pytest.mark.parametrize("path", [INFER, STREAM], ids=["unary", "stream"])
     @pytest.mark.parametrize("name", BODIES)
     def test_end_their_own_call(self, sidecar: Sidecar, name: str, path: str) -> None:
-        status, answers = _by_hand(sidecar, path, self.BODIES[name])
+        status, answers = _by_hand(sidecar, path, BODIES[name])
         if sidecar.wire == "grpc" and name == "flag 7":
             return  # gRPC's C library looks at the flag's lowest bit only, and so reads a good message
         assert answers == b""
