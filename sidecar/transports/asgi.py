@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER
 from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.outbox import ClientGone, pieces
+from sidecar.transports.promptly import within
 from sidecar.transports.relay import StreamRelay
 from sidecar.transports.upstream import Upstream
 from sidecar.triton import methods
@@ -98,8 +99,7 @@ class AsgiWire:
     async def _only_message(self, context: RpcContext, body: _Body) -> bytes | render.Status:
         """A unary RPC's one message; a status where there is none, or more, or it can't be read in time."""
         try:
-            async with asyncio.timeout(context.remaining(self._services.now())):
-                found = [message async for message in body.messages(most=2)]
+            found = await within(context.remaining(self._services.now()), body.first(2))
         except TimeoutError:
             return unary.reject(self._services, context, EXPIRED)
         except MalformedRequest as fault:
@@ -135,6 +135,10 @@ class _Body:
         self._receive = receive
         self._held = held
         self._frames = FrameReader(limit, encoding)
+
+    async def first(self, most: int) -> list[bytes]:
+        """The first messages, ``most`` of them or until their end; raises as ``messages`` does."""
+        return [message async for message in self.messages(most)]
 
     async def messages(self, most: int | None = None) -> AsyncIterator[bytes]:
         """Each message is taken from the budget; who is given it gives it back.
@@ -193,10 +197,9 @@ class _Reply:
         for piece in pieces(message):
             await self._bounded(self.data(piece))
 
-    async def _bounded(self, write: Awaitable[None]) -> None:
+    async def _bounded(self, write: Coroutine[Any, Any, None]) -> None:
         try:
-            async with asyncio.timeout(self._blocked_write):
-                await write
+            await within(self._blocked_write, write)
         except TimeoutError as fault:
             raise ClientGone from fault
 
