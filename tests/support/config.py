@@ -17,9 +17,11 @@ def document(directory: Path, **changes: Any) -> dict[str, Any]:
     keys.mkdir(exist_ok=True)
     for name in ("journal.key", "pepper"):
         path = keys / name
-        path.write_bytes(os.urandom(32).hex().encode() if name == "pepper" else os.urandom(32))
-        path.chmod(0o600)
-    (keys / "jwks.json").write_bytes(jwks(jwk(generate("EdDSA"), "k1")))
+        if not path.exists():
+            path.write_bytes(os.urandom(32).hex().encode() if name == "pepper" else os.urandom(32))
+            path.chmod(0o600)
+    if not (keys / "jwks.json").exists():
+        (keys / "jwks.json").write_bytes(jwks(jwk(generate("EdDSA"), "k1")))
     return {
         "sidecar": {"name": "pod-1", "region": "eu-west-1"},
         "listen": {"grpc": "127.0.0.1:18011", "admin": "127.0.0.1:18012"},
