@@ -128,8 +128,11 @@ class _EnvoyCall:
             self._messages.extend(self._frames.feed(bytes(chunk)))
             if self._messages:
                 return self._messages.popleft()
-        self._end = _status(self._response)
-        return self._end
+        end = _status(self._response)
+        if end.code == Code.OK:
+            self._frames.end()  # a good status behind half a message is no good end
+        self._end = end
+        return end
 
     def half_close(self) -> None:
         if self._body is not None:
