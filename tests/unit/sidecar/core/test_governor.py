@@ -334,6 +334,17 @@ def test_the_sweep_is_never_overtaken_by_the_calls_own_thread(late: str) -> None
     assert offsets[:2] == [0, 5]
 
 
+def test_who_comes_second_finds_nothing_to_journal() -> None:
+    stage = Stage()
+    recorded = stage.open()
+    stage.governor.deliver(recorded, b"x", later(1))
+    stage.governor.sweep(later(60))
+    stage.governor._catch_up(recorded, later(61))  # as the other thread, which saw it lag before the sweep took it
+    stage.governor.settle(recorded, DONE, later(200))
+    stage.governor._catch_up(recorded, later(300))
+    assert stage.kinds == ["admitted", "output", "settled"]
+
+
 def test_two_threads_delivering_and_sweeping_journal_every_byte_once() -> None:
     stage = Stage()
     recorded = stage.open()
