@@ -56,9 +56,8 @@ class Exchange:
     @property
     def request_id(self) -> str:
         """The client's own request id, which a stream's callback tells responses apart by."""
-        if self.recorded is not None:
-            return self.recorded.admission.facts.request_id
-        return peek_request_id(self.call.message)
+        known = self.recorded.admission.facts.request_id if self.recorded is not None else ""
+        return known or peek_request_id(self.call.message)  # mode observe forwards what it couldn't read
 
     @property
     def states_empty_final(self) -> bool:

@@ -136,9 +136,15 @@ class StreamRelay:
             return self._refuse(exchange, opened)
         task = asyncio.create_task(self._call(exchange, opened, self._predecessor(exchange)), name=exchange.call.id)
         self._calls[task] = exchange
-        task.add_done_callback(self._calls.pop)
+        task.add_done_callback(self._over)
         self._follow(exchange, task)
         return None
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        exchange = self._calls.pop(task)
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:  # from the way out of its own crash barrier
+            self._services.crashed(exchange.call.id, fault)
 
     def _refuse(self, exchange: Exchange, denial: Denial) -> render.Status | None:
         full = self._outbox.put(render.in_band(denial, exchange.request_id))

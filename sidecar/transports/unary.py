@@ -61,6 +61,8 @@ async def serve(
             unsafe = await durable(services, exchange)
             if unsafe is not None:
                 return _told(context, exchange.failed(unsafe))
+            if context.remaining(services.now()) == 0:  # Triton would be given what nobody waits for
+                return _told(context, exchange.failed(EXPIRED))
             call = _forward(exchange, upstream, opened)
             return await _collect(services, context, exchange, call, held)
     except TimeoutError:

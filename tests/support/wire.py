@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sidecar.core.governor import Mode
 from sidecar.core.model import Denial, Instant, Method
 from sidecar.transports.budget import Budget
 from sidecar.transports.context import Bounds, Header, RpcContext, Services, read
@@ -52,9 +53,11 @@ class CountedIds:
 class World:
     """Services around a real governor and the real reader; all else is fake."""
 
-    def __init__(self, *, bounds: Bounds = BOUNDS, buffer: int = 10**6, ports: FakePorts | None = None) -> None:
+    def __init__(
+        self, *, bounds: Bounds = BOUNDS, buffer: int = 10**6, ports: FakePorts | None = None, mode: Mode = Mode.ENFORCE
+    ) -> None:
         self.ports = ports or FakePorts()
-        self.stage = Stage(self.ports, reader=TritonReader())
+        self.stage = Stage(self.ports, reader=TritonReader(), mode=mode)
         self.clock = Clock()
         self.budget = Budget(buffer)
         self.crashes: list[BaseException] = []
@@ -218,11 +221,12 @@ async def cancelled_at(step: int, work: Coroutine[Any, Any, object], *, again: i
     return reached
 
 
-async def quiet() -> None:
-    """Until no other task is left; fails where one stays."""
+async def quiet(*besides: str) -> None:
+    """Until no other task is left (but those of these names); fails where one stays."""
     for _ in range(50):
         await asyncio.sleep(0)
-    left = asyncio.all_tasks() - {asyncio.current_task()}
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    left = {task for task in others if task.get_name() not in besides}
     assert not left, left
 
 

@@ -236,7 +236,7 @@ async def test_a_crash_of_a_stream_ends_it_with_internal() -> None:
     await request("ModelStreamInfer", body(frame(REQUEST)))
     assert (request.status, request.messages) == ("13", [])
     request.world.assert_even()
-    await quiet()
+    await quiet("departures")
 
 
 # --- not gRPC -----------------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ async def test_a_stream_is_answered_in_frames() -> None:
     await request("ModelStreamInfer", body(frame(REQUEST) + frame(REQUEST)))
     assert (request.status, request.messages) == ("0", [TOKEN, TOKEN])
     request.world.assert_even()
-    await quiet()
+    await quiet("departures")
 
 
 async def test_a_stream_of_no_message_is_ok() -> None:
@@ -335,7 +335,7 @@ async def test_a_stream_whose_client_disconnects_settles_its_calls() -> None:
     await request("ModelStreamInfer", body(frame(REQUEST), more=True), DISCONNECT)
     assert request.world.outcomes == {"call-1/1": ("cancelled", "CLIENT_CANCELLED")}
     request.world.assert_even()
-    await quiet()
+    await quiet("departures")
 
 
 @pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
@@ -349,7 +349,7 @@ async def test_a_drain_is_told_to_the_client(name: str) -> None:
     assert request.status == "14"
     assert [reason for _, reason in request.world.outcomes.values()] == ["DRAINING"]
     request.world.assert_even()
-    await quiet()
+    await quiet("departures")
 
 
 @pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
@@ -360,7 +360,7 @@ async def test_cancelling_at_any_step_leaves_nothing_held(name: str) -> None:
         request = Request(FakeUpstream(script))
         data = frame(REQUEST)
         reached = await cancelled_at(step, request(name, body(data[:9], more=True), body(data[9:])))
-        await quiet()
+        await quiet("departures")
         request.world.assert_even()
         assert request.world.crashes == []
         assert len(request.live) == 0

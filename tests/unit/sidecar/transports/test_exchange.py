@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sidecar.core.governor import Mode
 from sidecar.core.model import Denial, Forward
 from sidecar.core.reasons import Code, Reason
 from sidecar.transports.exchange import CRASHED, DRAINED, Exchange, UpstreamEnd
@@ -70,6 +71,16 @@ def test_a_refused_call_holds_nothing_and_names_its_request() -> None:
     assert isinstance(refused, Denial)
     assert refused.reason is Reason.POLICY_FORBIDS
     assert not exchange.unsettled
+    assert exchange.request_id == "mine"
+
+
+def test_an_observed_call_that_could_not_be_read_still_names_its_request() -> None:
+    world = World(mode=Mode.OBSERVE)
+    message = kserve.chat(b"hello")
+    message.id = "mine"
+    message.raw_input_contents.pop()  # a tensor without its payload
+    exchange = Exchange(world.services, world.context(MODEL_INFER).call(message.SerializeToString()))
+    assert isinstance(exchange.open(), Forward)
     assert exchange.request_id == "mine"
 
 

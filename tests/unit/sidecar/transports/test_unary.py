@@ -96,6 +96,15 @@ async def test_the_deadline_ends_the_call_at_triton_too() -> None:
     world.assert_even()
 
 
+async def test_a_call_whose_deadline_has_passed_is_not_forwarded() -> None:
+    world, upstream = World(), FakeUpstream([ANSWER, OK_END])
+    answer = await serve(world, upstream, ("grpc-timeout", "0n"))
+    assert (answer.message, answer.status.code) == (None, Code.DEADLINE_EXCEEDED)
+    assert upstream.calls == []
+    assert outcome(world) == ("failed", "UPSTREAM_TIMEOUT")
+    world.assert_even()
+
+
 @pytest.mark.parametrize(
     ("gone_after_ms", "ended"), [(0, ("cancelled", "CLIENT_CANCELLED")), (59_995, ("failed", "UPSTREAM_TIMEOUT"))]
 )
