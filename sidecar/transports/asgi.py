@@ -6,12 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from sidecar.core.model import Denial, MalformedRequest
 from sidecar.core.reasons import Code, Reason
 from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
+from sidecar.transports.departures import Departures
 from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER
 from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
 from sidecar.transports.live import LiveRpcs
@@ -37,6 +39,7 @@ class AsgiWire:
         self._services = services
         self._upstream = upstream
         self._live = live
+        self._departures: WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The outermost frame is the crash barrier: an app that raises is answered as an empty 200."""
@@ -64,8 +67,13 @@ class AsgiWire:
             with Held(self._services.budget) as held:
                 body = _Body(receive, held, self._services.bounds.message_bytes, context.encoding)
                 serve = self._stream if context.method.streaming else self._unary
-                status = await serve(context, body, reply, held)
+                with self._departures_here().watch(body.client_gone):
+                    status = await serve(context, body, reply, held)
         await reply.finish(status)
+
+    def _departures_here(self) -> Departures:
+        """One for each listener's loop."""
+        return self._departures.setdefault(asyncio.get_running_loop(), Departures())
 
     async def _answer(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
         if not context.method.streaming:
@@ -116,6 +124,7 @@ class AsgiWire:
         relay = StreamRelay(self._services, context, self._upstream, reply.data, held, framed=True)
         with self._live.track(relay.drained) as live:
             await reply.start()
+            await reply.data(b"")  # pyvoy keeps headers back until the first data, which may be long in coming
             try:
                 return await relay.run(body.messages())
             except asyncio.CancelledError:
@@ -135,6 +144,14 @@ class _Body:
         self._receive = receive
         self._held = held
         self._frames = FrameReader(limit, encoding)
+        self._whole = False
+
+    async def client_gone(self) -> bool:
+        """Whether the client has left, asked once its request is whole: until then ``messages`` finds out by itself.
+
+        From then on pyvoy answers at once, with an empty request while the client is there (facts/envoy.md).
+        """
+        return self._whole and (await self._receive())["type"] == "http.disconnect"
 
     async def first(self, most: int) -> list[bytes]:
         """The first messages, ``most`` of them or until their end; raises as ``messages`` does."""
@@ -162,6 +179,7 @@ class _Body:
                 if count == most:
                     return
             if not event.get("more_body", False):
+                self._whole = True
                 self._frames.end()
                 return
 
