@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from sidecar.core.governor import OBSERVED, OUTPUT_LAG_BYTES, Mode, Output, Recorded, Refused
+from sidecar.core.governor import OBSERVED, Mode, Output, Recorded, Refused
 from sidecar.core.model import (
     Admission,
     AuditLevel,
@@ -21,6 +21,7 @@ from sidecar.core.model import (
     Usage,
 )
 from sidecar.core.reasons import Code, Reason
+from sidecar.core.recorded import OUTPUT_LAG_BYTES
 from tests.support.core import AT, LOAD, READY, SHARED, UNKNOWN, FakePorts, Stage, a_call, later
 
 ORDER = ["identify", "head", "authorise", "facts", "isolate", "demand", "reserve"]
@@ -374,33 +375,6 @@ def journaled(stage: Stage) -> bytes:
             assert output.offset == len(found)
             found += b"".join(output.texts)
     return found
-
-
-# --- counting -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("responses", "tokens", "exact"),
-    [
-        ([ResponseFacts(texts=(b"a",)), ResponseFacts(texts=(b"b", b"c"))], 3, False),
-        ([ResponseFacts(texts=(b"",))], 0, False),
-        ([ResponseFacts(texts=(b"a",)), ResponseFacts(texts=(b"b",), output_tokens=5)], 5, True),
-        ([ResponseFacts(output_tokens=2), ResponseFacts(output_tokens=3)], 5, True),
-        ([ResponseFacts(output_tokens=2), ResponseFacts(texts=(b"a",))], 2, True),
-    ],
-)
-def test_a_backends_token_counts_replace_the_estimate(responses: list[ResponseFacts], tokens: int, exact: bool) -> None:
-    recorded = Stage().open()
-    for facts in responses:
-        recorded.count(facts, AT)
-    usage = recorded.usage(AT)
-    assert (usage.output_tokens, usage.output_exact) == (tokens, exact)
-
-
-def test_a_backends_prompt_count_replaces_the_estimate() -> None:
-    recorded = Stage().open()
-    recorded.count(ResponseFacts(input_tokens=11), AT)
-    assert (recorded.usage(AT).input_tokens, recorded.usage(AT).input_exact) == (11, True)
 
 
 # --- observe ------------------------------------------------------------------------------------------------------
