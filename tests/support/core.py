@@ -12,6 +12,7 @@ from sidecar.core.model import (
     Admission,
     AuditRule,
     Call,
+    Contract,
     Credential,
     Demand,
     Denial,
@@ -105,7 +106,7 @@ class FakePorts:
         return denial or Verdict("allow", self.digest, self.profile(head.model), Limits(), self.audit)
 
     def profile(self, model: str) -> ModelProfile:
-        return ModelProfile(model)
+        return ModelProfile(model, Contract.VLLM)
 
     # --- Reader
 

@@ -12,6 +12,8 @@ import pytest
 
 from sidecar.core.model import Denial, MalformedRequest
 from sidecar.core.reasons import Code, Reason
+from sidecar.core.recorded import OUTPUT_LAG_BYTES
+from sidecar.transports import relay as relay_module
 from sidecar.transports import render
 from sidecar.transports.budget import Held
 from sidecar.transports.exchange import UpstreamEnd
@@ -218,6 +220,16 @@ async def test_an_outcome_that_cannot_be_recorded_is_told_instead_of_the_end() -
     assert rpc.told == ["AUDIT_UNAVAILABLE"]
 
 
+async def test_output_that_cannot_be_recorded_cuts_its_call_off_and_no_other() -> None:
+    rpc = Rpc(FakeUpstream([token(b"x" * OUTPUT_LAG_BYTES), FINAL], [token(b"b"), FINAL]))
+    rpc.world.ports.denials["journal output"] = NO_AUDIT
+    assert await rpc.run(ask("r1"), ask("r2")) == render.OK
+    assert sorted(rpc.told) == ["AUDIT_UNAVAILABLE", "b"]
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "AUDIT_UNAVAILABLE"), "call-1/2": ("completed", "")}
+    assert rpc.upstream.calls[0].cancelled == 1
+    rpc.world.assert_even()
+
+
 @pytest.mark.parametrize(("lost", "told"), [(0, ["AUDIT_UNAVAILABLE"]), (1, ["a", "AUDIT_UNAVAILABLE"])])
 async def test_a_strict_call_whose_entries_may_be_lost_is_told_so(lost: int, told: list[str]) -> None:
     rpc = Rpc(FakeUpstream([token(b"a"), FINAL]))
@@ -243,6 +255,13 @@ async def test_a_refusal_is_told_in_band_with_the_clients_own_id() -> None:
     assert refusal.infer_response.parameters["warden_retry_after_ms"].int64_param == 1500
     assert refusal.infer_response.parameters["triton_final_response"].bool_param
     rpc.world.assert_even()
+
+
+async def test_refused_messages_leave_room_for_those_behind_them() -> None:
+    ports = FakePorts(denials={"reserve": Denial(Reason.CONCURRENCY)})
+    rpc = Rpc(FakeUpstream([]), ports=ports, bounds=replace(BOUNDS, calls_per_stream=1))
+    assert await asyncio.wait_for(rpc.run(ask("r1"), ask("r2"), ask("r3")), 5) == render.OK
+    assert rpc.told == ["CONCURRENCY"] * 3
 
 
 async def test_a_credential_that_fails_ends_the_rpc_and_the_calls_under_way() -> None:
@@ -338,10 +357,18 @@ async def test_a_spent_buffer_cuts_the_stream_off() -> None:
 
 
 async def test_a_refusal_that_its_client_cannot_be_told_ends_the_rpc() -> None:
-    ports = FakePorts(denials={"reserve": Denial(Reason.RATE_TOKENS)})
-    rpc = Rpc(FakeUpstream([]), ports=ports, buffer=len(ask()) + 10)
-    status = await rpc.run(ask(), forever=True)
+    rpc = Rpc(FakeUpstream([]), buffer=2 * len(ask()) + 10)
+
+    async def source(held: Held) -> AsyncIterator[bytes]:
+        async for message in sending(ask(), held=held):
+            yield message
+        rpc.world.ports.denials["reserve"] = Denial(Reason.RATE_TOKENS)
+        async for message in sending(ask("r2"), held=held, forever=True):
+            yield message
+
+    status = await rpc.run(source=source)
     assert status.code == Code.RESOURCE_EXHAUSTED
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "MEMORY_TENSOR")}
     rpc.world.assert_even()
     await quiet()
 
@@ -423,6 +450,22 @@ async def test_the_requests_of_a_sequence_are_forwarded_one_after_the_other() ->
     other.set()
     assert await task == render.OK
     rpc.world.assert_even()
+
+
+async def test_sequences_that_have_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "_SEQUENCES", 2)
+    kept: list[int] = []
+    relay = StreamRelay._follow
+
+    def follow(self: StreamRelay, *call: Any) -> None:
+        relay(self, *call)
+        kept.append(len(self._sequences))
+
+    monkeypatch.setattr(StreamRelay, "_follow", follow)
+    rpc = Rpc(FakeUpstream([FINAL]), bounds=replace(BOUNDS, calls_per_stream=1))
+    assert await rpc.run(*(ask(f"r{n}", sequence=n) for n in range(1, 9))) == render.OK
+    assert max(kept) <= 2
+    assert len(rpc.world.outcomes) == 8
 
 
 # --- cancellation -------------------------------------------------------------------------------------------------
