@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any, Final
 
-from benchmarks import governance, history, parts, report, streams, wires
+from benchmarks import governance, history, hosted_app, parts, report, streams, wires
 from benchmarks.routes import routes
 from sidecar.cli.demo.otlp import start_otlp
 from sidecar.cli.demo.postgres import start_postgres
@@ -38,6 +39,8 @@ def main() -> int:
     if "governance" in wanted:
         _say("governance alone")
         numbers["governance"] = governance.measure(quick=given.quick)
+        numbers["governance"]["app"] = hosted_app.measure(quick=given.quick)
+    os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"  # where Debian puts nghttpd
     lacking = [package for package, tool in _TOOLS if ensure(package, tool) is None]
     if lacking:
         _say(f"wires and streams are left out: install {' and '.join(lacking)}, or run as root")
@@ -84,7 +87,7 @@ def _models(directory: Path) -> Path:
 
 
 def _standin(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
-    process, address = parts.start_standin(directory / "canned", tokens=1, early=False)
+    process, address = parts.start_standin(directory / "canned")
     try:
         with routes(directory / "unary", around, address, hosted=True) as ways:
             return wires.summary(wires.measure(ways, wires.standin_plan(quick=quick)))
@@ -100,7 +103,7 @@ def _triton(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
 
 def _streams(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
     tokens, rounds = (3000, 1) if quick else (5000, 3)
-    process, address = parts.start_standin(directory / "flood", tokens=tokens, early=True)
+    process, address = parts.start_paced(directory / "flood", tokens=tokens, every_ms=0)
     try:
         with routes(directory / "stream", around, address) as ways:
             flood = streams.flood(ways, tokens=tokens, rounds=rounds)

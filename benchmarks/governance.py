@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from audit import journal, writing
 from audit.seal import create_key_file
 from benchmarks.setup import UNARY, lifted_bundle, unary_request, unary_response
 from sidecar.cli.demo.stack import AUDIENCE, ISSUER, JURISDICTION, REGION
@@ -185,7 +186,7 @@ def breakdown(made: Rig, calls: int) -> dict[str, float]:
     """Median µs per step, timed inside whole calls; the recorder's own steps without the journal's, shown apart."""
     spent: dict[tuple[str, str], list[int]] = {}
     rooms, timer = made.rooms, _timed
-    journal, recorder = rooms.journal, rooms.recorder
+    log, recorder = rooms.journal, rooms.recorder
     inner: dict[str, list[int]] = {SEAL: [], WRITE: [], APPEND: []}
     ports = made.governor._ports  # noqa: SLF001 — measured from inside, on purpose
     policy = _Timed(ports.policies.current(), "policy", spent)
@@ -194,10 +195,10 @@ def breakdown(made: Rig, calls: int) -> dict[str, float]:
             name: _Timed(getattr(ports, name), name, spent)
             for name in ("identity", "reader", "quotas", "recorder", "instruments")
         },
-        policies=_Policies(policy),  # type: ignore[arg-type]  # stands in for the port
+        policies=_Policies(policy),
     )
     plain, made.governor = made.governor, Governor(timed)
-    recorder._append = timer(journal.append, inner[APPEND])  # type: ignore[method-assign]  # noqa: SLF001 — as above
+    recorder._append = timer(log.append, inner[APPEND])  # noqa: SLF001 — as above
     restore = _time_journal(inner)
     total: list[int] = []
     whole = _timed(made.govern, total)
@@ -206,19 +207,17 @@ def breakdown(made: Rig, calls: int) -> dict[str, float]:
             whole()
     finally:
         restore()
-        made.governor, recorder._append = plain, journal.append  # type: ignore[method-assign]  # noqa: SLF001 — as above
+        made.governor, recorder._append = plain, log.append  # noqa: SLF001 — as above
     return _told(spent, inner, total)
 
 
 def _time_journal(inner: dict[str, list[int]]) -> Callable[[], None]:
-    from audit import journal, writing  # noqa: PLC0415 — patched here and nowhere else
-
     encode, write = journal.encode_frame, writing.LiveSegment.write
     patched: Any = journal
     patched.encode_frame = _timed(encode, inner[SEAL])
     timed_write = _timed(write, inner[WRITE])
     segment: Any = writing.LiveSegment
-    segment.write = lambda self, files, frame: timed_write(self, files, frame)
+    segment.write = timed_write  # a function, so bound as the method it stands in for
 
     def restore() -> None:
         patched.encode_frame, segment.write = encode, write

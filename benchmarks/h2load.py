@@ -15,7 +15,7 @@ _TRAFFIC = re.compile(r"\((\d+)\) data")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-class LoadFault(Exception):
+class LoadFault(Exception):  # noqa: N818 — named as the other faults of this house
     """Not every request was answered as it should have been: such a run measures nothing."""
 
 
@@ -51,7 +51,10 @@ class Load:
 
 
 def run(address: str, path: str, body: bytes, shape: Shape, *, token: str, answer_bytes: int) -> Load:
-    """POST ``body`` again and again. ``answer_bytes``: what each answer's DATA must come to, for a refusal is HTTP 200 too."""
+    """POST ``body`` again and again.
+
+    ``answer_bytes``: what each answer's DATA must come to, because a refusal is HTTP 200 too.
+    """
     with tempfile.TemporaryDirectory(prefix="warden-h2load-") as directory:
         data, log = Path(directory, "body"), Path(directory, "log")
         data.write_bytes(body)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from benchmarks.setup import STREAM, token_response
+from benchmarks.setup import STREAM, framed, token_response
 
 MARK: Final = b"@"
 _DIGITS: Final = 19  # of monotonic ns, until 300 years after the machine's start
@@ -22,6 +22,11 @@ def sent_ns(message: bytes) -> int | None:
     """The monotonic clock (one for all processes of a machine) when this token was sent; None: it is no token."""
     at = message.find(MARK)
     return int(message[at + 1 : at + 1 + _DIGITS]) if at >= 0 else None
+
+
+def answer(tokens: int) -> tuple[int, int]:
+    """The DATA bytes of one stream's tokens, and of its final response, which is empty."""
+    return tokens * len(framed(token_response(_BLANK))), len(framed(token_response(b"", final=True)))
 
 
 class _Paced(grpc.GenericRpcHandler):
@@ -44,7 +49,8 @@ class _Paced(grpc.GenericRpcHandler):
             due = time.monotonic()
             for _ in range(self._tokens):
                 due += self._every_s
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                if self._every_s:
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
                 yield self._before + b"%019d" % time.monotonic_ns() + self._after
             yield self._final
             return

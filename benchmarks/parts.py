@@ -1,9 +1,10 @@
-"""What stands beside the sidecar in a comparison: an Envoy that passes through, a bare hosted app, a stand-in for Triton."""
+"""What stands beside the sidecar in a comparison: a plain Envoy, a bare hosted app, stand-ins for Triton."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.setup import STREAM, UNARY, framed, token_response, unary_response
+from benchmarks.setup import UNARY, framed, unary_response
 from sidecar.cli.demo.ports import LOOPBACK, free_port, is_free
 from sidecar.cli.demo.process import spawn, wait_ready
 from sidecar.runtime import envoy
@@ -58,17 +59,10 @@ def _host_bare(manager: dict[str, Any]) -> None:
     told["value"] = json.dumps({**json.loads(told["value"]), "app": BARE})
 
 
-def start_standin(directory: Path, *, tokens: int, early: bool) -> tuple[Process, str]:
-    """A stand-in for Triton, in C (nghttp2's nghttpd): the same canned answer to every call, 13 µs CPU each.
-
-    ``early``: answers before a request has ended, which a living stream never does; then ``tokens`` of a stream at once.
-    """
+def start_standin(directory: Path) -> tuple[Process, str]:
+    """A stand-in for Triton, in C (nghttp2's nghttpd): the same canned answer to every call, 13 µs CPU each."""
     directory.mkdir()
-    answers = {
-        _READY: framed(b"\x08\x01"),
-        UNARY: framed(unary_response()),
-        STREAM: stream_answer(tokens),
-    }
+    answers = {_READY: framed(b"\x08\x01"), UNARY: framed(unary_response())}
     for path, answer in answers.items():
         file = directory / path[1:]
         file.parent.mkdir(exist_ok=True)
@@ -77,19 +71,13 @@ def start_standin(directory: Path, *, tokens: int, early: bool) -> tuple[Process
     mime.write_text("application/grpc " + " ".join(path.rpartition(".")[2] for path in answers) + "\n")
     port = free_port()
     command = ["nghttpd", f"--address={LOOPBACK}", "--no-tls", f"--htdocs={directory}", "--trailer=grpc-status: 0"]
-    command += ["--no-content-length", f"--mime-types-file={mime}", *(["--early-response"] if early else []), str(port)]
+    command += ["--no-content-length", f"--mime-types-file={mime}", str(port)]
     address = f"{LOOPBACK}:{port}"
     return _started(command, directory, os.environ, address), address
 
 
-def stream_answer(tokens: int) -> bytes:
-    """``tokens`` tokens of ten bytes, then the final response."""
-    one = framed(token_response(b"some words"))
-    return one * tokens + framed(token_response(b"", final=True))
-
-
 def start_paced(directory: Path, *, tokens: int, every_ms: int) -> tuple[Process, str]:
-    """A stand-in that sends a token every ``every_ms``, each with the moment it was sent (``benchmarks.paced``)."""
+    """A stand-in that sends a token every ``every_ms`` (0: as fast as it can), each with the moment it was sent."""
     directory.mkdir()
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.paced", str(port), str(tokens), str(every_ms)]
@@ -99,10 +87,8 @@ def start_paced(directory: Path, *, tokens: int, every_ms: int) -> tuple[Process
 
 
 def _started(command: list[str], directory: Path, environment: Mapping[str, str], address: str) -> Process:
-    from shutil import which  # noqa: PLC0415 — the one use
-
     log = directory / "log"
-    found = which(command[0]) or which(command[0], path="/usr/sbin") or command[0]
+    found = shutil.which(command[0]) or command[0]
     process = spawn([found, *command[1:]], log=log, env=environment, cwd=directory, on_parent_death=signal.SIGKILL)
     port = int(address.rpartition(":")[2])
     wait_ready(process, lambda: not is_free(port), name=Path(found).name, log=log, deadline_s=_DEADLINE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Final
 from benchmarks import parts
 from benchmarks.processes import child, cpu_us
 from benchmarks.setup import lifted_bundle
-from sidecar.cli.demo.ports import LOOPBACK, free_ports
 from sidecar.cli.demo.process import end
 from sidecar.cli.demo.stack import Options, Parts, Stack
 from sidecar.cli.demo.triton import Addresses
@@ -108,11 +107,3 @@ def _warden(kept: ExitStack, directory: Path, around: Parts, upstream: str, bund
         child(stack.process.pid, "ship"),
         directory / "journal" / "ship.json",
     )
-
-
-def named(found: Sequence[Route], name: str) -> Route:
-    return next(route for route in found if route.name == name)
-
-
-def spare_address() -> str:
-    return f"{LOOPBACK}:{free_ports(1)[0]}"

@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from benchmarks import h2load, parts
+from benchmarks import h2load
 from benchmarks.h2load import Shape
-from benchmarks.paced import sent_ns
+from benchmarks.paced import answer, sent_ns
 from benchmarks.routes import DIRECT, ENVOY, Route
-from benchmarks.setup import STREAM, framed, stream_request, token_response
+from benchmarks.setup import STREAM, framed, stream_request
 
 STREAMS = 4
 
@@ -24,16 +24,15 @@ def flood(routes: Sequence[Route], *, tokens: int, rounds: int) -> dict[str, Any
     """Four streams of ``tokens`` each, as fast as they come: CPU per token, and what that makes for one core."""
     cost: dict[str, list[float]] = {route.name: [] for route in routes}
     rate: dict[str, list[float]] = {route.name: [] for route in routes}
-    body, whole = framed(stream_request(tokens)), len(parts.stream_answer(tokens))
-    last = len(framed(token_response(b"", final=True)))
+    body, (whole, last) = framed(stream_request(tokens)), answer(tokens)
     for number in range(rounds + 1):
         for route in routes:
             # The sidecar leaves the empty final response out where its client hasn't asked for it.
-            answer = whole - last if route.governed else whole
+            expected = whole if route.governed else whole + last
             before = route.cpu()
             load = h2load.run(
                 route.address, STREAM, body, Shape(STREAMS, clients=1, streams=STREAMS), token=route.token,
-                answer_bytes=answer,
+                answer_bytes=expected,
             )  # fmt: skip
             if number:  # the first is to warm up
                 cost[route.name].append((route.cpu() - before) / (STREAMS * tokens))

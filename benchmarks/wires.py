@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
+
+import grpc
 
 from benchmarks import h2load
 from benchmarks.h2load import Load, Shape
 from benchmarks.processes import rss_mb
-from benchmarks.routes import DIRECT, ENVOY, Route, named, warden
+from benchmarks.routes import DIRECT, ENVOY, Route, warden
 from benchmarks.setup import UNARY, framed, unary_request, unary_response
 
 _CALM: Final = Shape(300, clients=1, streams=1)
@@ -135,11 +136,6 @@ def triton_plan(answer_bytes: int, *, quick: bool) -> Plan:
 
 def answer_size(address: str) -> int:
     """How many DATA bytes the upstream itself answers with, asked once by a stock client."""
-    import grpc  # noqa: PLC0415 — the one use
-
     with grpc.insecure_channel(address) as channel:
         answer: bytes = channel.unary_unary(UNARY)(unary_request(), timeout=20)
     return len(framed(answer))
-
-
-__all__ = ["Measured", "Path", "Plan", "answer_size", "measure", "named", "standin_plan", "summary", "triton_plan"]
