@@ -59,6 +59,20 @@ async def test_writes_are_bounded_and_the_messages_whole() -> None:
     assert max(map(len, desk.client.received)) <= WRITE_BYTES + 10
 
 
+@pytest.mark.parametrize(
+    ("size", "count", "writes"),
+    [(WRITE_BYTES // 2, 4, 2), (WRITE_BYTES // 2 + 1, 4, 4), (WRITE_BYTES // 4, 6, 2), (WRITE_BYTES // 3, 4, 2)],
+)
+async def test_as_many_messages_are_joined_as_fit_into_one_write(size: int, count: int, writes: int) -> None:
+    desk = Desk(limit=10**7)
+    for _ in range(count):
+        desk.outbox.put(b"x" * size)
+    desk.outbox.close()
+    await desk.outbox.pump()
+    assert len(desk.client.received) == writes
+    assert len(desk.messages()) == count
+
+
 @pytest.mark.parametrize("size", [0, 1, WRITE_BYTES, WRITE_BYTES + 1, 3 * WRITE_BYTES])
 def test_the_pieces_of_a_message_are_its_frame(size: int) -> None:
     assert b"".join(pieces(b"x" * size)) == frame(b"x" * size)
