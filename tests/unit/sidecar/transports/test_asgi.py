@@ -175,6 +175,13 @@ async def test_what_is_not_one_message_is_refused(events: list[dict[str, Any]], 
     request.world.assert_even()
 
 
+@pytest.mark.parametrize(("data", "told"), [(b"", b"no message"), (frame(REQUEST) * 2, b"more than one message")])
+async def test_a_wrong_count_of_messages_is_named(data: bytes, told: bytes) -> None:
+    request = Request()
+    await request("ModelInfer", body(data))
+    assert told + b" in a unary call" in dict(request.sent[-1]["headers"])[b"grpc-message"]
+
+
 async def test_a_message_the_budget_has_no_room_for_is_refused() -> None:
     request = Request(buffer=len(REQUEST))
     await request("ModelInfer", body(frame(REQUEST)))

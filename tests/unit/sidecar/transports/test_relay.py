@@ -329,6 +329,13 @@ async def test_no_more_calls_than_allowed_are_in_flight_at_once() -> None:
     rpc.world.assert_even()
 
 
+async def test_what_calls_held_is_given_back_as_they_end() -> None:
+    """A long stream must not use up the budget by and by."""
+    rpc = Rpc(FakeUpstream([FINAL]), bounds=replace(BOUNDS, calls_per_stream=1), buffer=3 * len(ask("r99")))
+    assert await rpc.run(*(ask(f"r{n}") for n in range(10, 40))) == render.OK
+    assert len(rpc.world.outcomes) == 30
+
+
 async def test_a_client_that_reads_too_slowly_is_cut_off() -> None:
     rpc = Rpc(FakeUpstream([token(b"x" * 20_000)] * 5))
     rpc.client.blocked = asyncio.Event()
@@ -400,6 +407,20 @@ async def test_a_client_that_left_cancels_its_calls(ms: float, ended: str) -> No
     await rpc.run(source=source)
     assert [reason for _, reason in rpc.world.outcomes.values()] == [ended]
     assert rpc.upstream.calls[0].cancelled == 1
+    rpc.world.assert_even()
+    await quiet()
+
+
+@pytest.mark.parametrize(("ms", "ended"), [(0, "CLIENT_CANCELLED"), (59_999, "UPSTREAM_TIMEOUT")])
+async def test_a_wire_that_cancels_the_rpc_tells_a_deadline_by_the_clock(ms: float, ended: str) -> None:
+    rpc = Rpc(FakeUpstream([token(b"a")]))
+    task = asyncio.ensure_future(rpc.run(ask(), forever=True))
+    await until(lambda: rpc.told)
+    rpc.world.clock.pass_ms(ms)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [reason for _, reason in rpc.world.outcomes.values()] == [ended]
     rpc.world.assert_even()
     await quiet()
 
