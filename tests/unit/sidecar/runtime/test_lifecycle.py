@@ -168,6 +168,22 @@ def test_a_crashed_call_and_a_cut_off_client_are_counted(start: Callable[..., Ru
     assert running.metric("warden_clients_cut_off_total") == "1.0"
 
 
+def test_a_fault_of_one_sweep_does_not_end_the_sweeping(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[int] = []
+
+    def sweep(_: object) -> None:
+        swept.append(len(swept))
+        if len(swept) == 1:
+            raise ZeroDivisionError
+
+    running = start()
+    monkeypatch.setattr(running.sidecar.rooms.governor, "sweep", sweep)
+    wait_until(lambda: len(swept) >= 3)
+    assert running.metric("warden_internal_errors_total") == "1.0"
+
+
 def test_readiness_tells_each_check_for_operators(start: Callable[..., Running]) -> None:
     running = start()
     _, told = running.ask("/readyz")
