@@ -14,6 +14,7 @@ from sidecar.core.model import Denial
 from sidecar.core.reasons import Reason
 from sidecar.transports import health
 from sidecar.transports.asgi import AsgiWire
+from sidecar.transports.departures import Departures
 from sidecar.transports.grpc_frames import FrameReader, frame
 from sidecar.transports.live import LiveRpcs
 from sidecar.triton.protos import ModelStreamInferResponse
@@ -341,6 +342,27 @@ async def test_a_stream_whose_client_disconnects_settles_its_calls() -> None:
     request = Request(FakeUpstream([]))
     await request("ModelStreamInfer", body(frame(REQUEST), more=True), DISCONNECT)
     assert request.world.outcomes == {"call-1/1": ("cancelled", "CLIENT_CANCELLED")}
+    request.world.assert_even()
+    await quiet("departures")
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_request_that_ends_inside_a_message_is_malformed(name: str) -> None:
+    request = Request()
+    await request(name, body(frame(REQUEST)[:-1]))
+    assert request.status == "3"
+    assert b"inside a message" in dict(request.sent[-1]["headers"])[b"grpc-message"]
+    request.world.assert_even()
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_client_that_leaves_while_triton_works_is_noticed(name: str) -> None:
+    request = Request(FakeUpstream([]))
+    request.wire._departures[asyncio.get_running_loop()] = Departures(0.001)
+    script = [body(frame(REQUEST)), DISCONNECT]
+    await asyncio.wait_for(request(name, *script), 5)
+    assert list(request.world.outcomes.values()) == [("cancelled", "CLIENT_CANCELLED")]
+    assert request.upstream.calls[0].cancelled == 1
     request.world.assert_even()
     await quiet("departures")
 
