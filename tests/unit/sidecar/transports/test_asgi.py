@@ -324,6 +324,26 @@ async def test_a_stream_is_answered_in_frames() -> None:
     await quiet("departures")
 
 
+async def test_a_long_stream_does_not_use_up_the_budget_by_and_by() -> None:
+    request = Request(FakeUpstream([TOKEN]), buffer=4 * len(REQUEST), bounds=replace(BOUNDS, calls_per_stream=1))
+    await request("ModelStreamInfer", *(body(frame(REQUEST), more=True) for _ in range(30)), body())
+    assert (request.status, len(request.messages)) == ("0", 30)
+    request.world.assert_even()
+
+
+async def test_a_streams_headers_are_sent_before_anything_is_answered() -> None:
+    """pyvoy keeps them back until the first data, and a client waits for them before it sends more."""
+    request = Request(FakeUpstream([]))
+    task = asyncio.ensure_future(request("ModelStreamInfer", stays=True))
+    while len(request.sent) < 2:
+        await asyncio.sleep(0)
+    assert [event["type"] for event in request.sent] == ["http.response.start", "http.response.body"]
+    assert request.sent[1] == {"type": "http.response.body", "body": b"", "more_body": True}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_a_stream_of_no_message_is_ok() -> None:
     request = Request()
     await request("ModelStreamInfer", body())
