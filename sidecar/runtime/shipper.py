@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Final
 
 from sidecar.telemetry import logs
 
+PARENT_VARIABLE: Final = "WARDEN_PARENT"  # our process id, so that the child notices our death from its start on
 _LOG: Final = logging.getLogger("warden.ship")
 _FIRST_PAUSE: Final = 0.5  # seconds before a restart, doubled up to the last while it keeps failing
 _LAST_PAUSE: Final = 15.0
@@ -23,7 +25,7 @@ class Shipper:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = tuple(command)
-        self._environment = dict(environment)
+        self._environment = {**environment, PARENT_VARIABLE: str(os.getpid())}
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="warden-shipper", daemon=True)

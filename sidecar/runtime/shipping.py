@@ -112,9 +112,13 @@ class JournalSource:
 # --- the process --------------------------------------------------------------------------------------------------
 
 
-def bind_to_parent(stop: threading.Event) -> None:
-    """Let the kernel send SIGTERM when our parent dies; set ``stop`` where it died before that."""
-    parent = os.getppid()
+def bind_to_parent(stop: threading.Event, parent: int | None) -> None:
+    """Let the kernel send SIGTERM when our parent dies; set ``stop`` where it died before that.
+
+    ``parent``: its process id, where it told us. It may die in the second that our imports take, and then what
+    getppid says is somebody else's.
+    """
+    parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         stop.set()
