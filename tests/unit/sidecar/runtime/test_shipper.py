@@ -116,4 +116,4 @@ def test_the_child_has_the_environment_it_was_given_and_no_more(started: list[Sh
     wait_until(told.exists)
     names = {line.partition("=")[0] for line in told.read_text().splitlines()}
     assert "ONLY" in names
-    assert names <= {"PATH", "ONLY", "PWD", "SHLVL", "_", "OLDPWD"}
+    assert names <= {"PATH", "ONLY", "WARDEN_PARENT", "PWD", "SHLVL", "_", "OLDPWD"}

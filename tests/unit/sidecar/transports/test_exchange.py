@@ -62,6 +62,21 @@ def test_an_end_that_cannot_be_recorded_is_not_told_as_ok() -> None:
     assert opened(world).complete() == NO_AUDIT
 
 
+@pytest.mark.parametrize(
+    ("denial", "recorded"),
+    [
+        (Denial(Reason.INTERNAL, "told", internal="not told"), "not told"),
+        (Denial(Reason.INTERNAL, "told"), "told"),
+        (Denial(Reason.INTERNAL), ""),
+    ],
+)
+def test_the_record_has_what_the_client_is_not_told(denial: Denial, recorded: str) -> None:
+    world = World()
+    opened(world).failed(denial)
+    _, settled = world.ports.entries[-1]
+    assert settled[2].internal == recorded  # type: ignore[index]  # call, output, outcome, usage
+
+
 def test_a_refused_call_holds_nothing_and_names_its_request() -> None:
     world = World(ports=FakePorts(denials={"authorise": Denial(Reason.POLICY_FORBIDS)}))
     message = kserve.chat(b"hello")
