@@ -104,6 +104,13 @@ def test_tritons_words_stand_where_no_reason_of_ours_fits() -> None:
     assert (status.code, status.message, status.details) == (3, "unexpected shape for input 'x'", b"")
 
 
+def test_an_in_band_error_is_told_as_a_reason_of_ours_where_there_is_one() -> None:
+    assert opened(World()).errored("out of memory") is None
+    assert opened(World()).errored("Exceeds maximum queue size") == Denial(Reason.UPSTREAM_QUEUE_FULL, retry_after=1.0)
+    unrecorded = World(ports=FakePorts(denials={"journal settled": NO_AUDIT}))
+    assert opened(unrecorded).errored("Exceeds maximum queue size") == NO_AUDIT
+
+
 def test_a_full_queue_may_be_tried_again() -> None:
     status = opened(World()).ended(UpstreamEnd(14, "Exceeds maximum queue size"))
     assert status.code == Code.RESOURCE_EXHAUSTED
