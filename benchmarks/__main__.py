@@ -102,7 +102,7 @@ def _triton(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
 
 
 def _streams(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
-    tokens, rounds = (3000, 1) if quick else (5000, 3)
+    tokens, rounds = (3000, 1) if quick else (5000, 2)
     process, address = parts.start_paced(directory / "flood", tokens=tokens, every_ms=0)
     try:
         with routes(directory / "stream", around, address) as ways:

@@ -22,7 +22,7 @@ ENVOY: Final = "Envoy"
 HOSTED: Final = "hosted"
 DIRECT: Final = "direct"
 WIRES: Final = ("envoy", "grpc")
-SHIPPED_S: Final = 30.0  # how long the shipper is given to catch up between two rounds
+SHIPPED_S: Final = 60.0  # how long the shipper is given to catch up between two rounds
 
 
 def warden(wire: str) -> str:

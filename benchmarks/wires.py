@@ -127,11 +127,11 @@ def _latency(loads: Sequence[Load]) -> dict[str, int]:
 
 def standin_plan(*, quick: bool) -> Plan:
     size = len(framed(unary_response()))
-    return Plan(2, 1500, 1.0, size) if quick else Plan(4, 4000, 2.0, size)
+    return Plan(2, 1500, 1.0, size) if quick else Plan(3, 3000, 2.0, size)
 
 
 def triton_plan(answer_bytes: int, *, quick: bool) -> Plan:
-    return Plan(1, 400, 1.0, answer_bytes) if quick else Plan(3, 1000, 2.0, answer_bytes)
+    return Plan(1, 400, 1.0, answer_bytes) if quick else Plan(2, 800, 2.0, answer_bytes)
 
 
 def answer_size(address: str) -> int:
