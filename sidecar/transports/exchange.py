@@ -31,12 +31,13 @@ class UpstreamEnd:
 class Exchange:
     """A call's life on either wire: ``open``, ``deliver``…, then one of the endings. All ends settle."""
 
-    __slots__ = ("_services", "call", "recorded")
+    __slots__ = ("_services", "call", "error", "recorded")
 
     def __init__(self, services: Services, call: Call) -> None:
         self._services = services
         self.call = call
         self.recorded: Recorded | None = None
+        self.error: str | None = None  # the last in-band one; a decoupled model may go on after it
 
     def open(self) -> Forward | Denial:
         """Admit and record. A Denial is recorded already and only wants telling."""
@@ -74,7 +75,10 @@ class Exchange:
     def deliver(self, message: bytes) -> ResponseFacts | Denial:
         """Meter a response message before it is sent. A Denial ends the call: it cannot be recorded any more."""
         assert self.recorded is not None
-        return self._services.governor.deliver(self.recorded, message, self._services.now())
+        facts = self._services.governor.deliver(self.recorded, message, self._services.now())
+        if isinstance(facts, ResponseFacts) and facts.error is not None:
+            self.error = facts.error
+        return facts
 
     # --- endings ---------------------------------------------------------------------------------------------------
 

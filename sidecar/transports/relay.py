@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any, Final
 
 from sidecar.core.model import Denial, Forward, MalformedRequest
@@ -17,6 +18,7 @@ from sidecar.transports.outbox import ClientGone, Outbox, Send
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
 from sidecar.triton.peek import EMPTY_FINAL_SUFFIX
 
+_TURN: Final = 16  # responses of one call read before the others get their turn
 _SEQUENCES: Final = 4096  # sequences remembered per stream, so that their requests stay in order
 
 
@@ -204,32 +206,39 @@ class StreamRelay:
             self._release(exchange)
 
     async def _responses(self, exchange: Exchange, call: UpstreamCall) -> None:
-        error: str | None = None  # a decoupled model may go on after one
-        while True:
+        for n in count(1):
             item = await call.receive()
+            if n % _TURN == 0:
+                await asyncio.sleep(0)  # a receive that finds its data waiting never lets anybody else run
             if isinstance(item, UpstreamEnd):
                 if exchange.unsettled and item.client_gone:
                     exchange.failed(self._context.gone(self._services.now()))
                 elif exchange.unsettled:
                     self._upstream_ended(exchange, item)
                 return
-            if not exchange.unsettled:
-                continue  # after its final response a call is only drained
-            facts = exchange.deliver(item)
-            if isinstance(facts, Denial):
-                self._tell(exchange, exchange.failed(facts))
+            # After its final response a call is only drained.
+            if exchange.unsettled and not await self._response(exchange, call, item):
                 return
-            error = facts.error or error
-            if facts.final:
-                denial = exchange.complete() if error is None else exchange.errored(error)
-                call.half_close()
-                denial = denial or await durable(self._services, exchange)
-                if denial is not None:
-                    self._tell(exchange, denial)
-                    continue
-                if facts.empty and facts.error is None and not exchange.wants_empty_final:
-                    continue
-            self._put(item)
+
+    async def _response(self, exchange: Exchange, call: UpstreamCall, item: bytes) -> bool:
+        """Meter one response and queue it for the client; False: read no further of this call."""
+        facts = exchange.deliver(item)
+        if isinstance(facts, Denial):
+            self._tell(exchange, exchange.failed(facts))
+            return False
+        if facts.final:
+            denial = exchange.complete() if exchange.error is None else exchange.errored(exchange.error)
+            call.half_close()
+            denial = denial or await durable(self._services, exchange)
+            if denial is not None:
+                self._tell(exchange, denial)
+                return True
+            if facts.empty and facts.error is None and not exchange.wants_empty_final:
+                return True
+        full = self._put(item)
+        if full is not None and exchange.unsettled:
+            exchange.failed(full)
+        return full is None  # there is no backpressure: what Triton still sends would pile up
 
     def _upstream_ended(self, exchange: Exchange, end: UpstreamEnd) -> None:
         """The upstream stream ended without a final response: well (nothing to say) or not (told in-band)."""
@@ -240,10 +249,11 @@ class StreamRelay:
     def _tell(self, exchange: Exchange, denial: Denial) -> None:
         self._put(render.in_band(denial, exchange.request_id))
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytes) -> Denial | None:
         full = self._outbox.put(data)
         if full is not None:
             self._outbox.fail(full)
+        return full
 
 
 async def _ended(*tasks: asyncio.Task[Any]) -> None:
