@@ -1,4 +1,4 @@
-"""Issue 2, "Must show" 4 and 5, whole: 2,000 calls and a kill -9 in their middle; Postgres stopped for a minute of load.
+"""Issue 2, "Must show" 4 and 5, whole: a kill -9 in the middle of 2,000 calls; a minute of load without Postgres.
 
 `pytest -m long -s tests/long` prints what was measured. About four minutes a wire.
 """
