@@ -69,7 +69,7 @@ class Sidecar:
             now=clock.now,
             ids=rooms.ids,
             bounds=Bounds(
-                message_bytes=bounds.message_bytes,
+                message_bytes=min(bounds.message_bytes, bounds.buffer_bytes),  # one that never fits is too large
                 stream_bytes=bounds.stream_bytes,
                 calls_per_stream=bounds.calls_per_stream,
                 blocked_write=bounds.blocked_write,

@@ -102,7 +102,7 @@ class JournalSection(_Section):
 
 
 class DatabaseSection(_Section):
-    dsn: str
+    dsn: str = Field(repr=False)  # holds the password
     jurisdiction: str
     key_file: Path | None = None  # 32 bytes that stored content is sealed under; without it, the journal's
 

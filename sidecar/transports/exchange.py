@@ -20,12 +20,13 @@ _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 class UpstreamEnd:
     """How the upstream RPC ended: gRPC code and text, as Triton (or what stands before it) gave them.
 
-    ``client_gone``: it ended because the client's own RPC did.
+    ``client_gone``: it ended because the client's own RPC did. ``denial``: we ended it.
     """
 
     code: int
     message: str = ""
     client_gone: bool = False
+    denial: Denial | None = None
 
 
 class Exchange:
@@ -88,6 +89,8 @@ class Exchange:
 
     def ended(self, end: UpstreamEnd) -> render.Status:
         """The upstream RPC is over; what the client's RPC ends with."""
+        if end.denial is not None:
+            return render.status(self.failed(end.denial), self.call.id)
         if end.code == Code.OK:
             denial = self.complete()
             return render.OK if denial is None else render.status(denial, self.call.id)

@@ -10,9 +10,10 @@ import pytest
 from pyqwest import Headers, ReadError, Request, StreamError, StreamErrorCode, WriteError
 
 from sidecar.core.reasons import Code
+from sidecar.transports.budget import Budget
 from sidecar.transports.envoy_upstream import EnvoyUpstream
-from sidecar.transports.exchange import UpstreamEnd
-from sidecar.transports.grpc_frames import frame
+from sidecar.transports.exchange import NO_BUFFER, UpstreamEnd
+from sidecar.transports.grpc_frames import frame, prefix
 from sidecar.transports.upstream import UpstreamCall
 from tests.support.wire import MODEL_INFER, STREAM_INFER
 
@@ -75,12 +76,15 @@ class FakeTransport:
         self.body_over.set()
 
 
-def unary(transport: FakeTransport, message: bytes = b"m") -> UpstreamCall:
-    return EnvoyUpstream(transport).unary(MODEL_INFER, message, (("traceparent", "00-x"),))  # type: ignore[arg-type]  # a fake
+PLENTY = Budget(2**30)
+
+
+def unary(transport: FakeTransport, message: bytes = b"m", budget: Budget = PLENTY) -> UpstreamCall:
+    return EnvoyUpstream(transport, budget).unary(MODEL_INFER, message, (("traceparent", "00-x"),))  # type: ignore[arg-type]  # a fake
 
 
 def stream(transport: FakeTransport, message: bytes = b"m", suffix: bytes = b"+s") -> UpstreamCall:
-    return EnvoyUpstream(transport).stream(STREAM_INFER, message, suffix, ())  # type: ignore[arg-type]  # a fake
+    return EnvoyUpstream(transport, PLENTY).stream(STREAM_INFER, message, suffix, ())  # type: ignore[arg-type]  # a fake
 
 
 async def everything(call: UpstreamCall) -> list[bytes | UpstreamEnd]:
@@ -173,6 +177,27 @@ async def test_a_stream_cut_inside_a_message_is_no_good_end() -> None:
 
 
 # --- the body of a stream -----------------------------------------------------------------------------------------
+
+
+async def test_what_is_held_of_half_a_message_is_of_the_budget_and_given_back() -> None:
+    budget = Budget(1000)
+    call = unary(FakeTransport(FakeResponse(prefix(900) + b"x" * 500, b"x" * 400)), budget=budget)
+    assert await call.receive() == b"x" * 900
+    assert budget.used == 0
+    await call.cancel()
+    assert budget.used == 0
+
+
+async def test_a_message_that_does_not_fit_into_the_budget_ends_the_call() -> None:
+    budget = Budget(1000)
+    response = FakeResponse(prefix(2000) + b"x" * 600, b"x" * 600, b"x" * 800)
+    call = unary(FakeTransport(response), budget=budget)
+    end = await call.receive()
+    assert isinstance(end, UpstreamEnd)
+    assert end.denial is NO_BUFFER
+    await call.cancel()
+    assert budget.used == 0
+    assert response.closed
 
 
 async def test_a_streams_request_stays_open_until_it_is_half_closed() -> None:
