@@ -19,21 +19,22 @@ from sidecar.cli.demo.otlp import start_otlp
 from sidecar.cli.demo.postgres import start_postgres
 from sidecar.cli.demo.process import end
 from sidecar.cli.demo.stack import Parts
-from sidecar.cli.demo.triton import start_triton
+from sidecar.cli.demo.triton import Addresses, start_triton
 from tests.support.debian import ensure
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _TOOLS: Final = (("nghttp2-client", "h2load"), ("nghttp2-server", "nghttpd"))
 SECTIONS: Final = ("governance", "standin", "triton", "streams")
+QUICK: Final = ("governance", "standin", "streams")
 
 
 def main() -> int:
     asked = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    asked.add_argument("--quick", action="store_true", help="fewer rounds: under 90 s, and coarser")
+    asked.add_argument("--quick", action="store_true", help="fewer rounds, no real Triton: under 90 s, and coarser")
     asked.add_argument("--only", choices=SECTIONS, action="append", help="these sections alone; then nothing is kept")
     asked.add_argument("--no-history", action="store_true", help="do not append to benchmarks/history.jsonl")
     given = asked.parse_args()
-    wanted = tuple(given.only or SECTIONS)
+    wanted = tuple(given.only or (QUICK if given.quick else SECTIONS))
     began = time.monotonic()
     numbers: dict[str, Any] = {"quick": given.quick, **history.now()}
     if "governance" in wanted:
@@ -65,14 +66,17 @@ def _over_wires(directory: Path, wanted: tuple[str, ...], *, quick: bool) -> dic
     }  # fmt: skip
     numbers: dict[str, Any] = {}
     with ExitStack() as kept:
-        _say("starting Postgres, Triton and a collector")
+        _say("starting Postgres, a collector" + (", Triton" if "triton" in wanted else ""))
         otlp = start_otlp(directory / "spans.jsonl")
         kept.callback(otlp.stop)
         postgres = start_postgres(directory / "postgres")
         kept.callback(postgres.stop)
-        triton = start_triton(directory / "triton", _models(directory / "models"), otlp_url=otlp.http_url)
-        kept.callback(triton.stop)
-        around = Parts(otlp, triton.addresses, postgres.dsn)
+        addresses = Addresses("", "", "")  # each way names its own upstream
+        if "triton" in wanted:
+            triton = start_triton(directory / "triton", _models(directory / "models"), otlp_url=otlp.http_url)
+            kept.callback(triton.stop)
+            addresses = triton.addresses
+        around = Parts(otlp, addresses, postgres.dsn)
         for name, section in sections.items():
             if name in wanted:
                 _say(name)

@@ -127,7 +127,7 @@ def _latency(loads: Sequence[Load]) -> dict[str, int]:
 
 def standin_plan(*, quick: bool) -> Plan:
     size = len(framed(unary_response()))
-    return Plan(2, 1500, 1.0, size) if quick else Plan(3, 3000, 2.0, size)
+    return Plan(1, 1500, 1.0, size) if quick else Plan(3, 3000, 2.0, size)
 
 
 def triton_plan(answer_bytes: int, *, quick: bool) -> Plan:
