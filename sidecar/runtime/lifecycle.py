@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -102,6 +103,9 @@ class Sidecar:
         rooms.jwks_refresher.start()
         self._probe.start()
         self._shipper.start()
+        # What was made so far stays: without this, one full collection walks it all, a pause of 60 ms (make bench).
+        gc.collect()
+        gc.freeze()
         sidecar = self.settings.sidecar
         logs.event(
             _LOG, logging.INFO, "sidecar.started", sidecar=sidecar.name, region=sidecar.region, mode=self.settings.mode,
