@@ -84,8 +84,17 @@ class KeysSection(_Section):
     max_age: Duration = 3600.0
 
 
+def _distinct(issuers: tuple[IssuerSection, ...]) -> tuple[IssuerSection, ...]:
+    """A token names its issuer, and that must say which of the sections judges it."""
+    names = [section.issuer for section in issuers]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"an issuer may be given once; twice or more: {', '.join(twice)}")
+    return issuers
+
+
 class IdentitySection(_Section):
-    issuers: tuple[IssuerSection, ...] = ()
+    issuers: Annotated[tuple[IssuerSection, ...], AfterValidator(_distinct)] = ()
     keys: KeysSection | None = None
     signing: SigningSection | None = None
 
@@ -98,7 +107,8 @@ class JournalSection(_Section):
     max_bytes: Size = 8 * 2**30
     min_free: Size = 256 * 2**20
     keep: Duration = 86400.0
-    content_bytes: Size = 2**20  # of one prompt or output kept in its record
+    # Of one prompt or output kept in its record. An entry holds at most 64 MiB, with the framing of each part.
+    content_bytes: Size = Field(default=2**20, le=16 * 2**20)
 
 
 class DatabaseSection(_Section):
