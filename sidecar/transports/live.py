@@ -11,17 +11,29 @@ from contextlib import contextmanager
 class LiveRpc:
     """One RPC's task; ``drained`` tells its handler that a cancellation came from the drain."""
 
-    __slots__ = ("_loop", "_on_drain", "_task", "drained")
+    __slots__ = ("_idle", "_loop", "_on_drain", "_task", "drained")
 
-    def __init__(self, task: asyncio.Task[None], on_drain: Callable[[], None] | None) -> None:
+    def __init__(
+        self, task: asyncio.Task[None], on_drain: Callable[[], None] | None, idle: Callable[[], bool] | None
+    ) -> None:
         self._task = task
         self._loop = task.get_loop()
         self._on_drain = on_drain
+        self._idle = idle
         self.drained = False
 
     def cut(self) -> None:
         """End it with DRAINING; callable from any thread."""
         self._loop.call_soon_threadsafe(self._cut)
+
+    def cut_if_idle(self) -> None:
+        """End it so where nothing is under way on it: a client may keep a stream open that it no longer uses."""
+        if self._idle is not None:
+            self._loop.call_soon_threadsafe(self._cut_if_idle)
+
+    def _cut_if_idle(self) -> None:
+        if self._idle is not None and self._idle():
+            self._cut()
 
     def _cut(self) -> None:
         if not self._task.done() and not self.drained:
@@ -42,10 +54,12 @@ class LiveRpcs:
         return len(self._rpcs)
 
     @contextmanager
-    def track(self, on_drain: Callable[[], None] | None = None) -> Iterator[LiveRpc]:
+    def track(
+        self, on_drain: Callable[[], None] | None = None, idle: Callable[[], bool] | None = None
+    ) -> Iterator[LiveRpc]:
         task = asyncio.current_task()
         assert task is not None
-        rpc = LiveRpc(task, on_drain)
+        rpc = LiveRpc(task, on_drain, idle)
         with self._lock:
             self._rpcs.add(rpc)
         try:
@@ -55,7 +69,14 @@ class LiveRpcs:
                 self._rpcs.discard(rpc)
 
     def cut_all(self) -> None:
-        with self._lock:
-            rpcs = tuple(self._rpcs)
-        for rpc in rpcs:
+        for rpc in self._all():
             rpc.cut()
+
+    def cut_idle(self) -> None:
+        """End the streams on which nothing is under way."""
+        for rpc in self._all():
+            rpc.cut_if_idle()
+
+    def _all(self) -> tuple[LiveRpc, ...]:
+        with self._lock:
+            return tuple(self._rpcs)

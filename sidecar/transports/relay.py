@@ -96,6 +96,10 @@ class StreamRelay:
                 if exchange.unsettled:  # its task was cancelled before its first step, so no code of it ever ran
                     exchange.failed(self._ending)
 
+    def idle(self) -> bool:
+        """Whether no call is under way and all that was answered is written."""
+        return not self._calls and self._outbox.idle
+
     def drained(self) -> None:
         """The grace period is over: what is cancelled from now on failed DRAINING."""
         self._ending = DRAINED

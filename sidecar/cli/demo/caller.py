@@ -67,7 +67,7 @@ class Caller:
             client.start_stream(
                 lambda result, error: arrived.put((result, error)), headers=traced, stream_timeout=STREAM_DEADLINE_S
             )
-            # A stream that is refused at once may be closed before this: then it raises, and the callback has the reason.
+            # A stream that is refused at once may be closed by now: then this raises, and the callback knows why.
             with suppress(InferenceServerException):
                 client.async_stream_infer("chat", _chat_inputs(prompt, max_tokens), enable_empty_final_response=True)
             pieces: list[str] = []

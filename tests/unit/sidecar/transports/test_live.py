@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -50,3 +51,24 @@ async def test_cutting_an_rpc_that_has_ended_does_nothing() -> None:
     found[0].cut()
     await asyncio.sleep(0)
     assert not found[0].drained
+
+
+async def test_only_streams_with_nothing_under_way_are_cut_as_idle() -> None:
+    live, busy = LiveRpcs(), [True]
+
+    async def rpc(idle: Callable[[], bool] | None) -> None:
+        with live.track(idle=idle):
+            await asyncio.Event().wait()
+
+    unary, stream = asyncio.ensure_future(rpc(None)), asyncio.ensure_future(rpc(lambda: not busy[0]))
+    while len(live) < 2:
+        await asyncio.sleep(0)
+    await asyncio.to_thread(live.cut_idle)
+    await asyncio.sleep(0)
+    assert len(live) == 2
+    busy[0] = False
+    await asyncio.to_thread(live.cut_idle)
+    with pytest.raises(asyncio.CancelledError):
+        await stream
+    assert not unary.done()
+    unary.cancel()
