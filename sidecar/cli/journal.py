@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -116,10 +115,12 @@ def inspect(
     config: ConfigOption = DEFAULT_CONFIG,
     key_file: Annotated[Path | None, typer.Option(help="The root key, instead of the configuration's.")] = None,
     *,
-    reveal: Annotated[bool, typer.Option("--reveal", help="Show prompts and outputs too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Every frame: sequence, kind, call id, size. Exit 1 where frames are damaged or torn."""
+    """Every frame: sequence, kind, call id, size. Exit 1 where frames are damaged or torn.
+
+    No prompt and no output: `warden audit` reveals those, and the database records who looked and why.
+    """
     root = load_root_key(key_file or load_settings(config).audit.journal.key_file)
     if isinstance(root, KeyFault):
         fail(Exit.USAGE, root.detail)
@@ -127,7 +128,7 @@ def inspect(
     try:
         paths = [segment for _, segment in segments_in(path)] if path.is_dir() else [path]
         for segment in paths:
-            for row in _frames(segment, root, reveal=reveal):
+            for row in _frames(segment, root):
                 whole = whole and row["kind"] not in ("damaged", "torn")
                 _print(row, as_json=as_json)
     except OSError as fault:
@@ -145,7 +146,7 @@ def _print(row: dict[str, Any], *, as_json: bool) -> None:
     typer.echo(f"{sequence:>12}  {row['kind']:<9} {row['call_id'] or '-':<40} {row['bytes']:>8}  {words}".rstrip())
 
 
-def _frames(path: Path, root: Secret, *, reveal: bool) -> Iterator[dict[str, Any]]:
+def _frames(path: Path, root: Secret) -> Iterator[dict[str, Any]]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         segment = unlock(descriptor, path, root)
@@ -156,7 +157,7 @@ def _frames(path: Path, root: Secret, *, reveal: bool) -> Iterator[dict[str, Any
             match reader.next(search=True):
                 case Frame() as frame:
                     row = {"sequence": first + frame.index, "kind": "", "call_id": None, "bytes": len(frame.entry)}
-                    yield row | _entry(frame.entry, reveal=reveal)
+                    yield row | _entry(frame.entry)
                 case Lost() as lost:
                     yield _bad("damaged", first + lost.index, lost.end - lost.offset, lost.offset)
                 case End(left=0):
@@ -174,47 +175,27 @@ def _bad(kind: str, sequence: int, nbytes: int, offset: int) -> dict[str, Any]:
     return {"sequence": sequence, "kind": kind, "call_id": None, "bytes": nbytes, "offset": offset}
 
 
-def _entry(data: bytes, *, reveal: bool) -> dict[str, Any]:
+def _entry(data: bytes) -> dict[str, Any]:
     try:
         entry: Entry = decode(data)
     except (msgspec.DecodeError, UnicodeError):
         return {"kind": "unreadable"}
     match entry:
         case Admitted(call=facts):
-            shown = {"tenant": facts.tenant, "model": facts.model}
-            content = {"prompt": facts.prompt.parts}
+            shown = {"call_id": facts.call_id, "tenant": facts.tenant, "model": facts.model}
         case Refused(call=facts):
-            shown = {"tenant": facts.tenant, "model": facts.model, "reason": entry.reason}
-            content = {"prompt": facts.prompt.parts}
+            shown = {
+                "call_id": facts.call_id, "tenant": facts.tenant, "model": facts.model, "reason": entry.reason,
+            }  # fmt: skip
         case Output():
-            return _row(entry, entry.call_id, {}, {"output": entry.texts}, reveal=reveal)
+            shown = {"call_id": entry.call_id}
         case Settled():
-            return _row(entry, entry.call_id, {"outcome": entry.outcome}, {"output": entry.texts}, reveal=reveal)
+            shown = {"call_id": entry.call_id, "outcome": entry.outcome}
         case Event():
-            return _row(entry, None, {"event": entry.kind}, {}, reveal=reveal)
+            shown = {"event": entry.kind}
         case _:
             assert_never(entry)
-    return _row(entry, facts.call_id, shown, content, reveal=reveal)
-
-
-def _row(
-    entry: Entry, call_id: str | None, shown: dict[str, Any], content: dict[str, Any], *, reveal: bool
-) -> dict[str, Any]:
-    row = {"kind": str(type(entry).__struct_config__.tag), "call_id": call_id, **shown}
-    if reveal:
-        row |= {name: _readable(parts) for name, parts in content.items()}
-    return row
-
-
-def _readable(parts: list[bytes] | None) -> str | None:
-    """Text where it is UTF-8, ``base64:…`` where it isn't, null where none was kept."""
-    if parts is None:
-        return None
-    whole = b"".join(parts)
-    try:
-        return whole.decode()
-    except UnicodeDecodeError:
-        return "base64:" + base64.b64encode(whole).decode()
+    return {"kind": str(type(entry).__struct_config__.tag), **shown}
 
 
 def _time(ns: int) -> str:

@@ -1,4 +1,4 @@
-"""warden journal: reads beside a running writer, shows content only when asked, and says what is wrong."""
+"""warden journal: reads beside a running writer, shows no content, and says what is wrong."""
 
 from __future__ import annotations
 
@@ -83,12 +83,13 @@ def test_inspect_shows_frames_and_no_content(place: Path, journal: Journal) -> N
     assert journal.state == "ok"
 
 
-def test_inspect_reveals_when_asked(place: Path, journal: Journal) -> None:
-    segment = next((place / "journal").glob("*.seg"))
-    code, rows, _ = run("inspect", str(segment), "--json", "--reveal", "--key-file", str(place / "root.key"))
-    assert code == 0
-    assert rows[0]["prompt"] == "secret"
-    assert rows[1]["output"] == "base64:/w=="
+def test_inspect_reveals_to_nobody(place: Path, journal: Journal) -> None:
+    """Who looks at content, and why, must be on record: only the database can do that."""
+    code, rows, text = run(
+        "inspect", str(place / "journal"), "--json", "--reveal", "--key-file", str(place / "root.key")
+    )
+    assert (code, rows) == (2, [])
+    assert "--reveal" in text
 
 
 def test_inspect_says_what_is_torn_and_what_is_damaged(place: Path, journal: Journal) -> None:
