@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -55,7 +55,10 @@ OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="o
 
 
 class Mode(StrEnum):
-    """``observe`` decides and records everything and enforces nothing: the safe first day next to running traffic."""
+    """``observe`` decides and records everything and enforces nothing: the safe first day next to running traffic.
+
+    Of a call that it would have refused by the end of the authorise step the record keeps no content.
+    """
 
     ENFORCE = "enforce"
     OBSERVE = "observe"
@@ -357,11 +360,12 @@ class _Decision:
     def authorised(self, verdict: Verdict | Denial) -> None:
         if isinstance(verdict, Denial):
             self._refuse(verdict)
-            # Where a record may not be stored, observing must not store its content either.
-            level = AuditLevel.METADATA if verdict.reason.startswith("RESIDENCY_") else AuditLevel.FULL
-            verdict = Verdict(
-                "observe", self.policy.digest, self.policy.profile(self.head.model), Limits(), AuditRule(level=level)
-            )
+            profile = self.policy.profile(self.head.model)
+            verdict = Verdict("observe", self.policy.digest, profile, Limits(), AuditRule())
+        if self.denial is not None:
+            # Residency comes last: what was refused before it, or for headers that say too little, may be content that
+            # must not be stored here, or that its tenant wants kept nowhere.
+            verdict = replace(verdict, audit=replace(verdict.audit, level=AuditLevel.METADATA))
         self._verdict = verdict
 
     def isolated(self, forward: Forward | Denial) -> Forward:
