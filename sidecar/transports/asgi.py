@@ -16,7 +16,7 @@ from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services
 from sidecar.transports.departures import Departures
 from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER
 from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
-from sidecar.transports.live import LiveRpcs
+from sidecar.transports.live import LiveRpc, LiveRpcs
 from sidecar.transports.outbox import ClientGone, pieces
 from sidecar.transports.promptly import within
 from sidecar.transports.relay import StreamRelay
@@ -39,6 +39,7 @@ class AsgiWire:
         self._services = services
         self._upstream = upstream
         self._live = live
+        self._watches = health.Watches(live)
         self._departures: WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,11 +83,29 @@ class AsgiWire:
             await reply.message(health.answer(self._services, context))
             await reply.finish(render.OK)
             return
-        async for message in health.changes(self._services, context):
-            await reply.message(message)
-            if (await receive())["type"] == "http.disconnect":
-                raise ClientGone
-        await reply.finish(render.status(EXPIRED, context.id))
+        with self._watches.one() as live:
+            denial = health.TOO_MANY if live is None else await self._watch(context, receive, reply, live)
+        await reply.finish(render.status(denial, context.id))
+
+    async def _watch(self, context: RpcContext, receive: Receive, reply: _Reply, live: LiveRpc) -> Denial:
+        """How the Watch ended. Its client's departure is looked for all the while: nothing else may ever be sent."""
+
+        async def gone() -> bool:
+            return bool((await receive())["type"] == "http.disconnect")
+
+        try:
+            if not await within(context.remaining(self._services.now()), _fits(receive)):
+                return health.TOO_LARGE
+            with self._departures_here().watch(gone):
+                async for message in health.changes(self._services, context):
+                    await reply.message(message)
+        except TimeoutError:
+            return EXPIRED
+        except asyncio.CancelledError:
+            if not live.drained:
+                raise
+            return health.ENDED
+        return EXPIRED
 
     # --- governed --------------------------------------------------------------------------------------------------
 
@@ -143,6 +162,19 @@ async def _first_word(receive: Receive) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(FIRST_WORD):
             await receive()
+
+
+async def _fits(receive: Receive) -> bool:
+    """Read a request that is not looked at, to its end; False where it is too large. Raises ``ClientGone``."""
+    size = 0
+    while size <= health.REQUEST_BYTES:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ClientGone
+        size += len(event.get("body", b""))
+        if not event.get("more_body", False):
+            return True
+    return False
 
 
 def _unsupported(fault: UnsupportedEncoding) -> render.Status:

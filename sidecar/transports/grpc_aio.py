@@ -10,7 +10,7 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from sidecar.core.model import Action, Method
+from sidecar.core.model import Action, Denial, Method
 from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services, governed, read
@@ -44,6 +44,7 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         self._services = services
         self._upstream = upstream
         self._live = live
+        self._watches = health.Watches(live)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         path: str = handler_call_details.method
@@ -115,9 +116,7 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         rpc = self._context(method, context)
         await context.send_initial_metadata((("x-warden-call-id", rpc.id),))
         if not governed(method):
-            async for message in health.changes(self._services, rpc):
-                await context.write(message)
-            await _abort(context, render.status(EXPIRED, rpc.id))
+            await _abort(context, render.status(await self._watch(rpc, context), rpc.id))
         status = unary.refuse(self._services, rpc)
         if status is None:
             status = await self._relay(rpc, context)
@@ -127,6 +126,20 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                     await context.read()
         if status.code != 0:
             await _abort(context, status)
+
+    async def _watch(self, rpc: RpcContext, context: Context) -> Denial:
+        """How the Watch ended; grpc.aio ends it with its client."""
+        with self._watches.one() as live:
+            if live is None:
+                return health.TOO_MANY
+            try:
+                async for message in health.changes(self._services, rpc):
+                    await context.write(message)
+            except asyncio.CancelledError:
+                if not live.drained:
+                    raise
+                return health.ENDED
+        return EXPIRED
 
     async def _relay(self, rpc: RpcContext, context: Context) -> render.Status:
         with Held(self._services.budget) as held:
