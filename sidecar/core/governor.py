@@ -365,7 +365,7 @@ class _Decision:
         if self.denial is not None:
             # Residency comes last: what was refused before it, or for headers that say too little, may be content that
             # must not be stored here, or that its tenant wants kept nowhere.
-            verdict = replace(verdict, audit=replace(verdict.audit, level=AuditLevel.METADATA))
+            verdict = replace(verdict, audit=replace(verdict.audit, level=AuditLevel.METADATA), may_trace=False)
         self._verdict = verdict
 
     def isolated(self, forward: Forward | Denial) -> Forward:

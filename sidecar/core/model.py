@@ -360,7 +360,10 @@ class AuditRule:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An allow: the rule that decided, and what the bundle says of this tenant and model."""
+    """An allow: the rule that decided, and what the bundle says of this tenant and model.
+
+    ``may_trace``: residency was looked at and allows the call's span where this pod's telemetry goes.
+    """
 
     rule: str
     bundle: str
@@ -368,6 +371,7 @@ class Verdict:
     limits: Limits
     audit: AuditRule
     data_class: str = ""
+    may_trace: bool = False
 
 
 # --- what it holds and how it ends --------------------------------------------------------------------------------

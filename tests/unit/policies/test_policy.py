@@ -88,6 +88,20 @@ def test_an_allow_says_all_that_the_bundle_knows() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tenant", "method", "allowed"),
+    [
+        ("acme", INFER, True),
+        ("acme", LIVE, True),
+        ("cobalt", LIVE, False),  # asked without regard to place, but its span would name the tenant in the EU
+    ],
+)
+def test_a_span_may_leave_only_where_residency_allows_it(tenant: str, method: Method, allowed: bool) -> None:
+    found = ask(demo_policy(), who(tenant), "chat" if method.by_model else "", method)
+    assert isinstance(found, Verdict)
+    assert found.may_trace is allowed
+
+
+@pytest.mark.parametrize(
     ("principal", "model", "method", "data_class", "expected", "rule"),
     [
         (who("nobody"), "chat", INFER, "", Reason.TENANT_UNKNOWN, "tenants"),

@@ -478,6 +478,7 @@ def test_observing_keeps_no_content_of_what_was_refused_before_residency_was_pas
     recorded = observing(denials={step: Denial(reason)}).governor.open(a_call(), AT)
     assert isinstance(recorded, Recorded)
     assert recorded.admission.verdict.audit.level is AuditLevel.METADATA
+    assert not recorded.admission.verdict.may_trace
 
 
 def test_observing_keeps_no_content_of_a_call_whose_headers_are_bad() -> None:
