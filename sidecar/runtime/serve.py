@@ -68,7 +68,8 @@ async def _serve_grpc(sidecar: Sidecar) -> None:
     settings = sidecar.settings
     async with connect(settings.triton.grpc) as channel:
         interceptor = WardenInterceptor(sidecar.services, GrpcUpstream(channel), sidecar.live)
-        options = server_options(settings.bounds.message_bytes, settings.bounds.metadata_bytes)
+        bounds = settings.bounds
+        options = server_options(bounds.message_bytes, bounds.metadata_bytes, bounds.streams_per_connection)
         server = grpc.aio.server(interceptors=[interceptor], options=options)
         _bind(server, settings.listen.grpc)
         await asyncio.to_thread(sidecar.start)

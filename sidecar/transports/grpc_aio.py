@@ -26,13 +26,14 @@ _OURS: Final = (methods.KSERVE, methods.HEALTH)
 Context = Any  # grpc.aio.ServicerContext: its type names no read(), write() for bytes
 
 
-def server_options(message_bytes: int, metadata_bytes: int) -> tuple[tuple[str, int], ...]:
-    """Options of a server that carries the interceptor; sizes in bytes."""
+def server_options(message_bytes: int, metadata_bytes: int, streams: int) -> tuple[tuple[str, int], ...]:
+    """Options of a server that carries the interceptor; sizes in bytes, ``streams`` at once on one connection."""
     return (
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", metadata_bytes),
         ("grpc.absolute_max_metadata_size", metadata_bytes),
+        ("grpc.max_concurrent_streams", streams),
         ("grpc.so_reuseport", 0),  # otherwise a second server shares the port, unnoticed
     )
 
