@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from audit.search import Asker, Filter, Found, Keyset, Page, SearchError
+from audit.search import Asker, Filter, Found, Keyset, Messages, Page, SearchError
 from audit.search import search as search_records
 from audit.search import show as show_record
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
@@ -53,7 +53,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     data_class: _Filtered = None,
     rule: _Filtered = None,
     region: _Filtered = None,
-    call: Annotated[str | None, typer.Option(help="A call's id.")] = None,
+    call: Annotated[str | None, typer.Option(help="A call's id, or a stream's: then all its messages.")] = None,
     trace: Annotated[str | None, typer.Option(help="A trace's id (32 hex digits).")] = None,
     text: Annotated[str | None, typer.Option(help="Words in a prompt or output, case ignored; needs --reveal.")] = None,
     limit: Annotated[int, typer.Option(help="At most this many, the newest.")] = 100,
@@ -106,7 +106,7 @@ def show(
     reason: ReasonOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Everything recorded of one call; exit 1 where there is no record of it."""
+    """Everything recorded of one call; exit 1 where there is no record of it, or several (a stream's messages)."""
     asker = _asker(now(), reason, reveal=reveal)
     with database(config, application="warden-audit") as opened:
         sealer = sealer_of(opened.settings) if reveal else None
@@ -116,6 +116,9 @@ def show(
             fail(Exit.USAGE, str(fault))
     if found is None:
         fail(Exit.NO, f"no record of call {call_id}")
+    if isinstance(found, Messages):
+        several = f"{'more than ' if found.more else ''}{len(found.call_ids)} messages"
+        fail(Exit.NO, f"{call_id} is a stream of {several}; show one of\n" + "\n".join(map(_cell, found.call_ids)))
     if as_json:
         emit(found.whole())
         return

@@ -17,7 +17,7 @@ from audit import search as search_module
 from audit import store
 from audit.content import ContentSealer
 from audit.record import Admitted
-from audit.search import Asker, Filter, Keyset, search, show
+from audit.search import Asker, Filter, Found, Keyset, search, show
 from sidecar.cli.audit import app as audit_app
 from sidecar.cli.db import app as db_app
 from tests.support.postgres import query
@@ -189,7 +189,7 @@ def test_words_are_found_in_prompts_and_outputs(filled: str) -> None:
 def test_show_is_whole_and_recorded_even_when_there_is_nothing(filled: str) -> None:
     engine = store.connect(filled, application="test")
     found = show(engine, "c3", asker(), None, "EU")
-    assert found is not None
+    assert isinstance(found, Found)
     assert found.whole()["internal"] == "bucket empty"
     assert show(engine, "c99", asker(), None, "EU") is None
     engine.dispose()
@@ -204,6 +204,40 @@ def test_a_database_of_another_jurisdiction_is_not_searched(filled: str) -> None
     with pytest.raises(store.WrongJurisdictionError):
         search(engine, Filter(), asker(), None, "US")
     engine.dispose()
+
+
+@pytest.fixture
+def streams(dsn: str, tmp_path: Path) -> str:
+    """A stream of two messages, one of a single message, and ids that are near theirs but other calls'."""
+    journal = FakeJournal()
+    for number, call_id in enumerate(("s1/1", "s1/2", "s2/1", "s10")):
+        journal.append(*completed(AT - timedelta(minutes=9 - number), call_id=call_id))
+    journal.append(*completed(AT, call_id="s1x/1"), *completed(AT, call_id="s1-a/1"), *completed(AT, call_id="s"))
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 7)
+    return dsn
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [("s1", ["s1/2", "s1/1"]), ("s1/2", ["s1/2"]), ("s2", ["s2/1"]), ("s10", ["s10"]), ("s", ["s"]), ("s1/", [])],
+)
+def test_a_streams_id_finds_its_messages(streams: str, call: str, expected: list[str]) -> None:
+    assert [found["call_id"] for found in ask(streams, Filter(call=call))] == expected
+
+
+def test_show_takes_a_streams_id(streams: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(write_config(tmp_path, streams))
+    one = run(audit_app, "show", "s2", "--config", path, "--json", "--reveal", "--reason", "r")
+    assert json.loads(one.stdout)["call_id"] == "s2/1"
+    several = run(audit_app, "show", "s1", "--config", path, "--json", "--reveal", "--reason", "r")
+    assert (several.exit_code, several.stdout) == (1, "")
+    assert several.stderr == "warden: s1 is a stream of 2 messages; show one of\ns1/1\ns1/2\n"
+    monkeypatch.setattr(search_module, "MESSAGES_LISTED", 1)
+    more = run(audit_app, "show", "s1", "--config", path)
+    assert more.stderr == "warden: s1 is a stream of more than 1 messages; show one of\ns1/1\n"
+    seen = query(streams, "SELECT detail FROM warden.audit_events WHERE kind = 'content_revealed'")
+    assert seen == [({"calls": ["s2/1"]},)]  # a list of ids reveals nothing
 
 
 # --- the commands -------------------------------------------------------------------------------------------------
