@@ -15,9 +15,11 @@ import pytest
 
 from audit.follow import Follower
 from audit.record import Event, decode
+from audit.recorder import JournalRecorder
 from audit.seal import load_root_key
 from sidecar.cli.demo.ports import free_ports
-from sidecar.core.model import Secret
+from sidecar.core.model import Denial, Secret
+from sidecar.core.reasons import Reason
 from sidecar.runtime import lifecycle
 from sidecar.runtime.compose import StartError
 from sidecar.runtime.lifecycle import Sidecar
@@ -26,6 +28,7 @@ from tests.support.config import write
 from tests.support.policy import DEMO_BUNDLE
 from tests.support.store import wait_until
 
+NO_AUDIT = Denial(Reason.AUDIT_UNAVAILABLE, internal="disk full")
 WAITS = (("/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.02; done"), {"PATH": "/usr/bin:/bin"})
 
 
@@ -145,6 +148,23 @@ def test_a_changed_bundle_is_taken_up_and_recorded(
     running.sidecar.stop()
     loads = [event.detail for event in running.events() if event.kind == "bundle_loaded"]
     assert [load["previous"] for load in loads] == ["", before]
+
+
+def test_a_load_that_met_a_full_disk_is_recorded_at_a_later_look(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "RELOAD", 0.02)
+    written, refusals = JournalRecorder.event, [NO_AUDIT]
+
+    def event(self: JournalRecorder, kind: str, *args: Any) -> Denial | None:
+        return refusals.pop() if kind == "bundle_loaded" and refusals else written(self, kind, *args)
+
+    monkeypatch.setattr(JournalRecorder, "event", event)
+    running = start()
+    wait_until(lambda: not running.sidecar._in_force._loads)
+    assert running.metric("warden_unrecorded_entries_total") == "1.0"
+    running.sidecar.stop()
+    assert [event.kind for event in running.events()] == ["journal_opened", "bundle_loaded", "sidecar_stopped"]
 
 
 def test_a_port_in_use_is_a_start_error(start: Callable[..., Running], tmp_path: Path) -> None:
