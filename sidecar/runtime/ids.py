@@ -13,7 +13,7 @@ _POOL_BYTES = 4096  # one system call for about 400 ids
 
 
 class RandomIds:
-    """Ids from the operating system's randomness, read ahead in a pool. One per process; shared by threads, not forks."""
+    """Ids from the operating system's randomness, read ahead in a pool. One a process, for all its threads."""
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
