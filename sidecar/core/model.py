@@ -322,7 +322,10 @@ class KvProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What models.yaml states of a model. ``max_tokens`` bounds, ``default_tokens`` replaces an absent request's."""
+    """What models.yaml states of a model. ``max_tokens`` bounds, ``default_tokens`` replaces an absent request's.
+
+    ``classification``: its outputs may be asked for as classes, because each of them is numeric.
+    """
 
     name: str
     contract: Contract = Contract.GENERIC
@@ -330,6 +333,7 @@ class ModelProfile:
     default_tokens: int = 16
     max_tokens: int = 4096
     groups: tuple[str, ...] = ()
+    classification: bool = False
 
 
 class AuditLevel(StrEnum):
@@ -451,12 +455,16 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a forwarded call ended: ``status`` is the gRPC code the client is given, ``internal`` Triton's own words."""
+    """How a forwarded call ended: ``status`` is the gRPC code the client is given, ``internal`` Triton's own words.
+
+    ``rule``: as a denial's, where one ended the call.
+    """
 
     kind: OutcomeKind
     status: Code = Code.OK
     reason: Reason | None = None
     internal: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)
