@@ -30,6 +30,7 @@ _EXACT: Final = {
     "model": "model",
     "outcome": "outcome",
     "refused_for": "reason",
+    "would_refuse": "would_refuse",
     "principal": "principal",
     "key": "key_id",
     "subject": "subject",
@@ -66,6 +67,7 @@ class Filter:
     model: str | None = None
     outcome: str | None = None
     refused_for: str | None = None
+    would_refuse: str | None = None  # what mode observe did not enforce
     principal: str | None = None
     key: str | None = None
     subject: str | None = None

@@ -199,6 +199,19 @@ def test_show_is_whole_and_recorded_even_when_there_is_nothing(filled: str) -> N
     ]
 
 
+def test_what_observe_would_have_refused_is_found(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    for call_id, reason in (("o1", "RATE_TOKENS"), ("o2", "MEMORY_KV"), ("o3", "")):
+        call = facts(AT, call_id=call_id, would_refuse=reason)
+        journal.append(Admitted(call), settled(call))
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 3)
+    assert [found["call_id"] for found in ask(dsn, Filter(would_refuse="MEMORY_KV"))] == ["o2"]
+    done = run(audit_app, "search", "--config", str(write_config(tmp_path, dsn)), "--would-refuse", "RATE_TOKENS")
+    assert "would be RATE_TOKENS" in done.stdout
+    assert ("o1" in done.stdout, "o2" in done.stdout) == (True, False)
+
+
 def test_a_database_of_another_jurisdiction_is_not_searched(filled: str) -> None:
     engine = store.connect(filled, application="test")
     with pytest.raises(store.WrongJurisdictionError):
@@ -289,7 +302,16 @@ def test_tables_keep_a_tenants_text_harmless(config: Path) -> None:
     done = run(audit_app, "search", "--config", str(config), "--call", "c6", "--reveal", "--reason", "r")
     assert done.exit_code == 0, done.output
     assert "\x1b[31m" not in done.stdout
-    assert "[red]" in done.stdout
+    assert done.stdout.endswith("  output:\n    na\u00efve <b>[red]\ufffd[31m\n")
+
+
+def test_what_is_read_by_no_terminal_is_never_cut(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    done = run(audit_app, "search", "--config", str(config))
+    assert len(done.stdout.splitlines()) == 2 * 6
+    shown = run(audit_app, "show", "c3", "--config", str(config)).stdout
+    digest = json.loads(run(audit_app, "show", "c3", "--config", str(config), "--json").stdout)["prompt_sha256"]
+    assert digest in shown
 
 
 @pytest.mark.parametrize(
@@ -301,6 +323,7 @@ def test_tables_keep_a_tenants_text_harmless(config: Path) -> None:
         (["search", "--since", "yesterday"], "--since"),
         (["search", "--outcome", "fine"], "completed"),
         (["search", "--refused-for", "X"], "RATE_TOKENS"),
+        (["search", "--would-refuse", "X"], "RATE_TOKENS"),
         (["search", "--limit", "0"], "limit"),
         (["search", "--before", "2026-11-30T09:00Z"], "--before"),
         (["search", "--text", "x", "--reveal", "--reason", "r", "--since", "90d"], "31 days"),
