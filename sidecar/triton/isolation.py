@@ -48,6 +48,9 @@ FORBIDDEN_PARAMETERS: Final[dict[str, str]] = {
 _SHARED_MEMORY: Final = "shared_memory_"
 _TRITON: Final = "triton_"
 _TRITON_ALLOWED: Final = "triton_enable_empty_final_response"
+# A model says whether its sequences' ids are numbers or strings. A string where it wants a number corrupts the heap of
+# Triton 2.51, which dies of it later; and what each model wants isn't known here.
+_SEQUENCE: Final = "sequence_id"
 _OUTPUT_PARAMETER: Final = "classification"
 # Triton reads the count modulo 2^32, so 2^62 is 0 there and means none; ImageNet's 1000 labels are as many as one asks.
 _CLASSES_MAX: Final = 1_000
@@ -90,6 +93,8 @@ def _parameter(name: str, value: ParameterValue, profile: ModelProfile) -> str |
     if place:
         known = place.startswith("outputs/") and bare == _OUTPUT_PARAMETER
         return _classification(value, profile) if known else "not a parameter of a tensor"
+    if bare == _SEQUENCE and isinstance(value, str):
+        return "string sequence ids aren't supported"
     if bare.startswith(_TRITON) and bare != _TRITON_ALLOWED:
         return "not a parameter that Triton has"
     if profile.contract is not Contract.GENERIC and bare in FORBIDDEN_SAMPLING:

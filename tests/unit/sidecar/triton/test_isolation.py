@@ -95,6 +95,18 @@ def classified(count: int, kind: str = "int64_param") -> Any:
     return made
 
 
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+@pytest.mark.parametrize("value", ["", "7", "a-1"])
+def test_sequences_go_by_numbers_only(value: str, method: str) -> None:
+    """A string corrupts Triton's heap where the model wants a number."""
+    for profile, message in ((PLAIN, request("m")), (CHAT, chat())):
+        message.parameters["sequence_id"].string_param = value
+        detail = refused(message, profile, method=method)
+        assert detail == "parameter sequence_id: string sequence ids aren't supported"
+        message.parameters["sequence_id"].int64_param = 7
+        assert isinstance(isolate(message, profile, method=method), Forward)
+
+
 @pytest.mark.parametrize("contract", Contract)
 def test_outputs_are_classified_only_where_they_are_said_to_be_numeric(contract: Contract) -> None:
     """Triton 2.51 dies of SIGFPE, for everybody, where the output holds strings."""
