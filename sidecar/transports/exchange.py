@@ -111,7 +111,8 @@ class Exchange:
     def failed(self, denial: Denial) -> Denial:
         """We ended it: cut off, drained, or no longer recordable."""
         kind = OutcomeKind.CANCELLED if denial.reason is Reason.CLIENT_CANCELLED else OutcomeKind.FAILED
-        self._settle(Outcome(kind, REASONS[denial.reason].code, denial.reason, denial.internal or denial.detail))
+        words = denial.internal or denial.detail
+        self._settle(Outcome(kind, REASONS[denial.reason].code, denial.reason, words, denial.rule))
         return denial
 
     def _settle(self, outcome: Outcome) -> Denial | None:
