@@ -9,7 +9,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from sidecar.core.model import Denial, MalformedRequest
-from sidecar.core.reasons import Code, Reason
+from sidecar.core.reasons import Reason
 from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services, governed, read
@@ -30,6 +30,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _HEADERS: Final = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ",".join(ENCODINGS).encode())]
 _OK_TRAILERS: Final = [(b"grpc-status", b"0")]
 _NOT_GRPC: Final = Denial(Reason.METHOD_UNKNOWN, "this port speaks gRPC (content-type application/grpc)")
+_NOT_HTTP2: Final = Denial(Reason.METHOD_UNKNOWN, "gRPC is spoken over HTTP/2 here, whose trailers end each answer")
 
 
 class AsgiWire:
@@ -50,6 +51,9 @@ class AsgiWire:
         try:
             if not _is_grpc(scope):
                 await reply.problem(_NOT_GRPC)
+                return
+            if scope["http_version"] != "2":
+                await reply.problem(_NOT_HTTP2)
                 return
             await self._serve(context, receive, reply)
         except ClientGone:
@@ -134,7 +138,7 @@ class AsgiWire:
         except MalformedRequest as fault:
             return unary.reject(self._services, context, Denial(fault.reason, fault.detail))
         except UnsupportedEncoding as fault:
-            return _unsupported(fault)
+            return unary.reject(self._services, context, unary.undecodable(str(fault)))
         except BufferError:
             return unary.reject(self._services, context, NO_BUFFER)
         if len(found) == 1:
@@ -175,10 +179,6 @@ async def _fits(receive: Receive) -> bool:
         if not event.get("more_body", False):
             return True
     return False
-
-
-def _unsupported(fault: UnsupportedEncoding) -> render.Status:
-    return render.Status(Code.UNIMPLEMENTED, f"grpc-encoding {str(fault)[:64]!r} is not supported")
 
 
 class _Body:
