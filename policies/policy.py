@@ -79,6 +79,10 @@ class LoadedPolicy:
         """What models.yaml says, or a generic profile."""
         return self._bundle.models.get(model) or ModelProfile(name=model)
 
+    def serves(self, tenant: str) -> bool:
+        found = self._bundle.tenants.get(tenant)
+        return found is not None and found.active
+
     def authorise(
         self,
         principal: Principal,

@@ -126,7 +126,10 @@ class Governor:
             return True
         if self._mode is Mode.OBSERVE:
             return False
-        return isinstance(credential, Denial) or isinstance(self._ports.identity.identify(credential, at.wall), Denial)
+        if isinstance(credential, Denial):
+            return True
+        who = self._ports.identity.identify(credential, at.wall)
+        return isinstance(who, Denial) or not self._ports.policies.current().serves(who.tenant)
 
     # --- the one order ---------------------------------------------------------------------------------------------
 
@@ -154,7 +157,7 @@ class Governor:
         d.identified(self._identify(call, at))
         if call.fault is not None:
             d.faulted(call.fault)
-        barred = self._barred(d)
+        barred = self._barred(d, at)
         try:
             d.head = reader.head(call.method, call.message)
         except MalformedRequest as fault:
@@ -181,13 +184,16 @@ class Governor:
             return call.credential
         return self._ports.identity.identify(call.credential, at.wall)
 
-    def _barred(self, d: _Decision) -> Denial | None:
-        """What the method table says against this call; None: nothing."""
+    def _barred(self, d: _Decision, at: Instant) -> Denial | None:
+        """What is against this call whatever its message says, the method table first; None: nothing."""
         method = d.call.method
         if method.action is Action.UNKNOWN:
             return Denial(Reason.METHOD_UNKNOWN, rule="method-table")
         if method.disposition is Disposition.REFUSE or not (method.roles & d.who.roles):
             return Denial(Reason.METHOD_NOT_ALLOWED, method.name, rule="method-table")
+        if not d.policy.serves(d.who.tenant):
+            found = d.policy.authorise(d.who, d.call, NO_HEAD, at.wall)
+            return found if isinstance(found, Denial) else None
         return None
 
     # --- the journal -----------------------------------------------------------------------------------------------

@@ -267,3 +267,8 @@ def test_what_callers_make_up_is_not_remembered_and_the_rest_is_bounded(monkeypa
     for model in ("chat", "rag", "vision", "counter"):
         assert isinstance(ask(policy, who("acme"), model), Verdict)
         assert len(policy._verdicts) <= 3
+
+
+def test_serves_known_and_active_tenants_alone() -> None:
+    policy = demo_policy()
+    assert [policy.serves(tenant) for tenant in ("acme", "dormant", "nobody")] == [True, False, False]

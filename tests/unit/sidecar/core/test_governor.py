@@ -541,3 +541,20 @@ def test_who_is_unknown_is_turned_away_before_the_message_is_read() -> None:
     assert not Stage().governor.turns_away(a_call().credential, AT)
     assert not observing().governor.turns_away(Denial(Reason.CREDENTIAL_MISSING), AT)
     assert stage.ports.entries == []
+
+
+def test_who_may_do_nothing_is_turned_away_before_the_message_is_read() -> None:
+    """Else a suspended tenant's valid key could fill the buffers that all share."""
+    assert Stage(FakePorts(unserved=frozenset({"acme"}))).governor.turns_away(a_call().credential, AT)
+    assert not observing(unserved=frozenset({"acme"})).governor.turns_away(a_call().credential, AT)
+
+
+def test_a_tenant_that_may_do_nothing_is_told_so_though_its_message_was_not_read() -> None:
+    ports = FakePorts(
+        unserved=frozenset({"acme"}),
+        denials={"authorise": Denial(Reason.TENANT_SUSPENDED)},
+        faults={"head": MalformedRequest("no model")},
+    )
+    refused = Stage(ports).governor.open(a_call(message=b""), AT)
+    assert isinstance(refused, Refused)
+    assert refused.denial.reason is Reason.TENANT_SUSPENDED
