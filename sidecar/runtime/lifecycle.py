@@ -62,6 +62,7 @@ class Sidecar:
         )
         self.services = self._services()
         self._loaded_at = time.time()
+        self._journal_state = State.OK  # that was logged last
         self._told: object = None  # the problems of a bad bundle that were logged already
         self._watch_metrics()
 
@@ -141,7 +142,19 @@ class Sidecar:
             self._crashed(threading.current_thread().name, fault)
 
     def _sweep(self) -> None:
+        self._tell_journal()
         self.rooms.governor.sweep(clock.now())
+
+    def _tell_journal(self) -> None:
+        """One line where the journal begins to refuse, with why, and one where it takes entries again."""
+        journal = self.rooms.journal
+        state, before = journal.state, self._journal_state
+        if state is not before:
+            self._journal_state = state
+            level = logging.INFO if state is State.OK else logging.ERROR
+            detail = journal.fault.detail if journal.fault is not None else None
+            limit = self.settings.audit.journal.max_bytes
+            logs.event(_LOG, level, "journal.state", state=state, detail=detail, bytes=journal.nbytes, limit=limit)
 
     def _look_at_bundle(self) -> None:
         self._in_force.retry()

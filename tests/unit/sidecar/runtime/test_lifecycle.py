@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import urllib.error
 import urllib.request
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from audit.follow import Follower
+from audit.journal import FaultKind, JournalFault
 from audit.record import Event, decode
 from audit.recorder import JournalRecorder
 from audit.seal import load_root_key
@@ -186,6 +188,30 @@ def test_a_crashed_call_and_a_cut_off_client_are_counted(start: Callable[..., Ru
     running.sidecar.services.cut_off("MEMORY_TENSOR")
     assert running.metric("warden_internal_errors_total") == "1.0"
     assert running.metric("warden_clients_cut_off_total") == "1.0"
+
+
+def test_what_the_journal_turns_to_is_logged_once_with_why(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "warden.lifecycle")
+    running = start()
+    journal = running.sidecar.rooms.journal
+    full = journal._headroom
+    monkeypatch.setattr(journal, "_measure", lambda: None)
+
+    def told() -> list[tuple[str, object]]:
+        found = [entry for entry in caplog.records if entry.getMessage() == "journal.state"]
+        return [(str(entry.__dict__["warden"]["state"]), entry.__dict__["warden"]["detail"]) for entry in found]
+
+    journal._headroom = 0
+    wait_until(lambda: len(told()) == 1)
+    journal._headroom = full
+    wait_until(lambda: len(told()) == 2)
+    with journal._lock:
+        journal._fail(JournalFault(FaultKind.IO, "the disk is gone"))
+    wait_until(lambda: len(told()) == 3)
+    running.sidecar._sweep()
+    assert told() == [("full", None), ("ok", None), ("faulted", "the disk is gone")]
 
 
 def test_a_fault_of_one_sweep_does_not_end_the_sweeping(
