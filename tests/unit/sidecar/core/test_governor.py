@@ -201,7 +201,7 @@ def test_settling_journals_the_outcome_and_gives_back_once() -> None:
         DONE,
         Usage(
             input_tokens=3,
-            output_tokens=1,
+            output_tokens=2,
             responses=1,
             request_bytes=7,
             response_bytes=5,
