@@ -24,6 +24,7 @@ from sidecar.cli.keys import operator
 from sidecar.cli.records import harmless, told, told_whole
 from sidecar.core.model import Instant, OutcomeKind
 from sidecar.core.reasons import Reason
+from sidecar.identity.keys import ID_LENGTH
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
 
@@ -67,6 +68,8 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
 ) -> None:
     """Find records, newest first; with --json one object a line. Prompts and outputs stay sealed without --reveal."""
     at = now()
+    if key is not None and len(key) > ID_LENGTH:  # never told again, nor kept with the record of this asking
+        fail(Exit.USAGE, "--key takes the 12 characters in the middle of the key, its id, and never the key itself")
     _known("--outcome", outcome, OutcomeKind)
     _known("--refused-for", refused_for, Reason)
     _known("--would-refuse", would_refuse, Reason)

@@ -324,6 +324,7 @@ def test_what_is_read_by_no_terminal_is_never_cut(config: Path, monkeypatch: pyt
         (["search", "--outcome", "fine"], "completed"),
         (["search", "--refused-for", "X"], "RATE_TOKENS"),
         (["search", "--would-refuse", "X"], "RATE_TOKENS"),
+        (["search", "--key", "wdn_live_0123456789ab_" + "s" * 49], "the 12 characters in the middle"),
         (["search", "--limit", "0"], "limit"),
         (["search", "--before", "2026-11-30T09:00Z"], "--before"),
         (["search", "--text", "x", "--reveal", "--reason", "r", "--since", "90d"], "31 days"),
@@ -333,6 +334,7 @@ def test_wrong_use_exits_2_and_says_what(config: Path, arguments: list[str], wor
     done = run(audit_app, *arguments, "--config", str(config))
     assert done.exit_code == 2
     assert words in done.stderr
+    assert "ssssss" not in done.output
 
 
 def test_show_exits_1_for_an_unknown_call(config: Path) -> None:
