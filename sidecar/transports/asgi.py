@@ -14,7 +14,7 @@ from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services, governed, read
 from sidecar.transports.departures import Departures
-from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER
+from sidecar.transports.exchange import BLOCKED, CRASHED, DRAINED, NO_BUFFER
 from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
 from sidecar.transports.live import LiveRpc, LiveRpcs
 from sidecar.transports.outbox import ClientGone, pieces
@@ -47,7 +47,7 @@ class AsgiWire:
         """One request. The outermost frame is the crash barrier: an app that raises is answered as an empty 200."""
         pairs = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
         context = read(self._services, methods.lookup(scope["path"]), pairs, _peer(scope))
-        reply = _Reply(send, context.id, self._services.bounds.blocked_write)
+        reply = _Reply(send, context.id, self._services)
         try:
             if not _is_grpc(scope):
                 await reply.problem(_NOT_GRPC)
@@ -231,10 +231,11 @@ class _Body:
 class _Reply:
     """One response: headers once, data, trailers once; a blocked client is given ``blocked_write`` seconds."""
 
-    def __init__(self, send: Send, call_id: str, blocked_write: float) -> None:
+    def __init__(self, send: Send, call_id: str, services: Services) -> None:
         self._send = send
         self._call_id = call_id
-        self._blocked_write = blocked_write
+        self._blocked_write = services.bounds.blocked_write
+        self._cut_off = services.cut_off
         self._started = False
         self._finished = False
 
@@ -257,7 +258,11 @@ class _Reply:
         if not self._started:
             await self.start()
         for piece in pieces(message):
-            await self._bounded(self.data(piece))
+            try:
+                await within(self._blocked_write, self.data(piece))
+            except TimeoutError as fault:  # a stream's client is cut off, and counted, by its relay
+                self._cut_off(str(BLOCKED.reason))
+                raise ClientGone from fault
 
     async def _bounded(self, write: Coroutine[Any, Any, None]) -> None:
         try:

@@ -12,7 +12,7 @@ from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import CANCELLED, EXPIRED, RpcContext, Services
-from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER, Exchange, UpstreamEnd
+from sidecar.transports.exchange import BLOCKED, CRASHED, DRAINED, NO_BUFFER, Exchange, UpstreamEnd
 from sidecar.transports.grpc_frames import UnsupportedEncoding
 from sidecar.transports.outbox import ClientGone, Outbox, Send
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
@@ -82,7 +82,7 @@ class StreamRelay:
     def _cut(self, denial: Denial) -> render.Status:
         """On the way out every call ends with ``denial``, and the RPC with its status."""
         self._ending = denial
-        if denial is not CANCELLED and denial is not EXPIRED:
+        if denial is BLOCKED:
             self._services.cut_off(str(denial.reason))
         return render.status(denial, self._context.id)
 

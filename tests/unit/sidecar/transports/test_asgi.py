@@ -237,6 +237,7 @@ async def test_a_client_that_reads_nothing_is_left() -> None:
     request = Request(slow=True, bounds=replace(BOUNDS, blocked_write=0.02))
     await request("ModelInfer", body(frame(REQUEST)))
     assert [event["type"] for event in request.sent] == ["http.response.start"]
+    assert request.world.cut_off == ["MEMORY_TENSOR"]
     request.world.assert_even()
 
 

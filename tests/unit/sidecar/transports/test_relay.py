@@ -360,6 +360,7 @@ async def test_a_spent_buffer_cuts_the_stream_off() -> None:
     status = await rpc.run(ask(), forever=True)
     assert status.code == Code.RESOURCE_EXHAUSTED
     assert "buffers are full" in status.message
+    assert rpc.world.cut_off == [], "that is no fault of this client"
     rpc.world.assert_even()
 
 
