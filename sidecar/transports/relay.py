@@ -239,7 +239,7 @@ class StreamRelay:
                 return True
             if facts.empty and facts.error is None and not exchange.wants_empty_final:
                 return True
-        full = self._put(item)
+        full = self._put(exchange.shown(item, facts))
         if full is not None and exchange.unsettled:
             exchange.failed(full)
         return full is None  # there is no backpressure: what Triton still sends would pile up

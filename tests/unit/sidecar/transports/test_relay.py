@@ -197,6 +197,21 @@ async def test_a_decoupled_model_may_go_on_after_an_error_but_its_call_has_faile
     rpc.world.assert_even()
 
 
+@pytest.mark.parametrize("final", [True, False])
+async def test_where_a_model_raised_is_recorded_and_not_told(final: bool) -> None:
+    text = "message: ValueError: no\n\nAt:\n  /opt/models/inner/1/model.py(26): execute\n"
+    error = kserve.streamed(kserve.response(id="r1"), error=text, final=final)
+    rpc = Rpc(FakeUpstream([error, OK_END]))
+    assert await rpc.run(ask()) == render.OK
+    assert rpc.told == ["error message: ValueError: no"]
+    (sent,) = rpc.client.streamed()
+    assert (sent.infer_response.id, sent.infer_response.parameters["triton_final_response"].bool_param) == ("r1", final)
+    if final:
+        (outcome,) = (entry[2] for kind, entry in rpc.world.ports.entries if kind == "settled")
+        assert outcome.internal == text
+    rpc.world.assert_even()
+
+
 async def test_a_crash_of_one_call_leaves_its_neighbours_alone() -> None:
     rpc = Rpc(FakeUpstream([ZeroDivisionError()], [token(b"b"), FINAL]))
     assert await rpc.run(ask("r1"), ask("r2")) == render.OK
