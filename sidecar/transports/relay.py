@@ -221,11 +221,14 @@ class StreamRelay:
                     self._upstream_ended(exchange, item)
                 return
             # After its final response a call is only drained.
-            if exchange.unsettled and not await self._response(exchange, call, item):
+            if exchange.unsettled and not await self._response(exchange, call, item, first=n == 1):
                 return
 
-    async def _response(self, exchange: Exchange, call: UpstreamCall, item: bytes) -> bool:
-        """Meter one response and queue it for the client; False: read no further of this call."""
+    async def _response(self, exchange: Exchange, call: UpstreamCall, item: bytes, *, first: bool) -> bool:
+        """Meter one response and queue it for the client; False: read no further of this call.
+
+        ``first``: a final one is then the whole answer, also where the model gave none of its outputs.
+        """
         facts = exchange.deliver(item)
         if isinstance(facts, Denial):
             self._tell(exchange, exchange.failed(facts))
@@ -237,7 +240,7 @@ class StreamRelay:
             if denial is not None:
                 self._tell(exchange, denial)
                 return True
-            if facts.empty and facts.error is None and not exchange.wants_empty_final:
+            if facts.empty and not first and facts.error is None and not exchange.wants_empty_final:
                 return True
         full = self._put(exchange.shown(item, facts))
         if full is not None and exchange.unsettled:

@@ -134,6 +134,15 @@ async def test_the_empty_final_response_is_shown_to_who_asked_for_it() -> None:
     assert rpc.upstream.calls[0].message == ask(empty_final=True)
 
 
+async def test_the_only_response_is_shown_though_it_has_no_outputs() -> None:
+    """A model may leave out its optional outputs; one that isn't decoupled has no other response."""
+    rpc = Rpc(FakeUpstream([FINAL], [token(b"a", request_id="r2"), FINAL]))
+    assert await rpc.run(ask(), ask("r2")) == render.OK
+    assert sorted(rpc.told) == ["a", "final"]
+    assert rpc.world.outcomes == {"call-1/1": ("completed", ""), "call-1/2": ("completed", "")}
+    rpc.world.assert_even()
+
+
 async def test_a_final_response_with_output_is_shown() -> None:
     rpc = Rpc(FakeUpstream([token(b"a", final=True)]))
     assert await rpc.run(ask()) == render.OK
