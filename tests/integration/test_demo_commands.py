@@ -14,7 +14,6 @@ from sidecar.cli.demo import command
 from sidecar.cli.demo.stack import Stack
 from sidecar.cli.demo.tour import StepFailed, Tour
 
-
 pytestmark = pytest.mark.integration
 
 
