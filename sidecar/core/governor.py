@@ -131,6 +131,13 @@ class Governor:
         who = self._ports.identity.identify(credential, at.wall)
         return isinstance(who, Denial) or not self._ports.policies.current().serves(who.tenant)
 
+    def tenant(self, credential: Credential | Denial, at: Instant) -> str:
+        """Whose call this is; "" where nobody is known (to ``observe``, which goes on all the same)."""
+        if isinstance(credential, Denial):
+            return ""
+        who = self._ports.identity.identify(credential, at.wall)
+        return "" if isinstance(who, Denial) else who.tenant
+
     # --- the one order ---------------------------------------------------------------------------------------------
 
     def open(self, call: Call, at: Instant) -> Recorded | Refused:
