@@ -321,4 +321,4 @@ def test_sampling_json_is_refused_or_read(document: bytes) -> None:
     assert facts.requested_tokens >= 1
     for name, value in facts.parameters.items():
         assert name.isascii()
-        assert str(value).encode()
+        assert isinstance(str(value).encode(), bytes)  # no lone surrogate
