@@ -11,6 +11,7 @@ from sidecar.identity import compact, keys
 from sidecar.identity.credentials import extract
 from sidecar.identity.identify import Identifier
 from sidecar.identity.jwt import TokenVerifier
+from sidecar.identity.denials import Age
 from sidecar.identity.keys import KeyRing, KeySnapshot
 from sidecar.quotas.local import LocalQuotas
 from tests.support.identity import NOW, claims, credential, generate, issuer, jwk, jwks, key_row, seeded, sign, source
@@ -81,7 +82,7 @@ def main() -> None:
     made = [keys.generate("live", seeded(number)) for number in range(KEYS)]
     rows = {key.id: key_row(key.id, keys.mac(PEPPER, key.secret)) for key in made}
     ring = KeyRing(PEPPER, "live", max_age=3600)
-    ring.install(KeySnapshot(rows, NOW))
+    ring.install(KeySnapshot(rows, Age(NOW)))
     quotas()
     tokens(ring)
     api_keys(ring, made[-1].text().encode())

@@ -1,4 +1,4 @@
-"""`warden token`: sign short-lived tokens for development and operations, and make the key that signs them."""
+"""`warden token`: sign short-lived tokens, make the keys that sign them, revoke tokens of any issuer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import typer
 
 from policies.units import parse_duration
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, emit, fail
-from sidecar.cli.keys import load_settings, operator
+from sidecar.cli.keys import load_settings, moment, operator, token_desk
 from sidecar.identity import mint as minting
+from sidecar.identity import store
 from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import Settings, SigningSection
 
-app = typer.Typer(no_args_is_help=True, help="Tokens: make a signing key, mint a token.")
+app = typer.Typer(no_args_is_help=True, help="Tokens: make a signing key, mint a token, revoke tokens.")
 _LONGEST_S = 365 * 86_400
 
 
@@ -77,6 +78,38 @@ def init(
         minting.write_public(jwks, public)
     except OSError as fault:
         fail(Exit.USAGE, f"{jwks}: {fault.strerror}")
+
+
+@app.command()
+def revoke(
+    issuer: Annotated[str | None, typer.Option(help="With --jti: the token's issuer (its iss claim).")] = None,
+    jti: Annotated[str | None, typer.Option(help="The one token to revoke (its jti claim).")] = None,
+    tenant: Annotated[str | None, typer.Option(help="With --issued-before: whose tokens.")] = None,
+    issued_before: Annotated[
+        str | None, typer.Option(help="Revoke all issued before this time (RFC 3339), or before now.")
+    ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
+) -> None:
+    """Revoke one token, or all of a tenant's issued before a moment, everywhere, within about a second; for good."""
+    at = datetime.now(UTC)
+    desk = token_desk(config)
+    with desk.transaction() as connection:
+        store.forget_denials(connection, at)
+        match (issuer, jti, tenant, issued_before):
+            case (str(), str(), None, None):
+                new = store.deny_token(connection, desk.office, issuer, jti, at)
+            case (None, None, str(), str()):
+                before = at if issued_before == "now" else moment("--issued-before", issued_before, at)
+                new = store.deny_tenant(connection, desk.office, tenant, before, at)
+            case _:
+                fail(Exit.USAGE, "either --issuer with --jti, or --tenant with --issued-before")
+    known = {"issuer": issuer, "jti": jti, "tenant": tenant, "issued_before": issued_before}
+    if as_json:
+        emit({name: value for name, value in known.items() if value is not None} | {"new": new})
+        return
+    sys.stderr.write("Revoked.\n" if new else "Was revoked already.\n")
 
 
 def _signing(settings: Settings, config: Path) -> SigningSection:

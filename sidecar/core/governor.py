@@ -37,6 +37,7 @@ from sidecar.core.model import (
     Verdict,
 )
 from sidecar.core.reasons import Code, Reason
+from sidecar.core.scope import outside
 
 if TYPE_CHECKING:
     from sidecar.core.ports import Identity, Instruments, Policies, Policy, Quotas, Reader, Recorder
@@ -45,6 +46,9 @@ if TYPE_CHECKING:
 # other half is the sweep's own period.
 OUTPUT_LAG_BYTES: Final = 16 * 1024
 OUTPUT_LAG_NS: Final = 50_000_000
+
+# Reasons that end a running call; KEY_UNKNOWN, because a key that was known a moment ago has been removed.
+WITHDRAWN: Final = frozenset({Reason.KEY_REVOKED, Reason.TOKEN_REVOKED, Reason.KEY_UNKNOWN})
 
 OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="observed")
 
@@ -226,6 +230,16 @@ class Governor:
             return False
         return isinstance(credential, Denial) or isinstance(self._ports.identity.identify(credential, at.wall), Denial)
 
+    def revoked(self, credential: Credential | Denial, at: Instant) -> Denial | None:
+        """Why a call under way may not go on: its credential was withdrawn since. None: it may.
+
+        A credential that merely expires in the middle of a call does not end it.
+        """
+        if isinstance(credential, Denial) or self._mode is Mode.OBSERVE:
+            return None
+        found = self._ports.identity.identify(credential, at.wall)
+        return found if isinstance(found, Denial) and found.reason in WITHDRAWN else None
+
     # --- the one order ---------------------------------------------------------------------------------------------
 
     def open(self, call: Call, at: Instant) -> Recorded | Refused:
@@ -276,13 +290,13 @@ class Governor:
         return self._ports.identity.identify(call.credential, at.wall)
 
     def _barred(self, d: _Decision) -> Denial | None:
-        """What the method table says against this call; None: nothing."""
+        """What the method table, or the credential's own scope, says against this call; None: nothing."""
         method = d.call.method
         if method.action is Action.UNKNOWN:
             return Denial(Reason.METHOD_UNKNOWN, rule="method-table")
         if method.disposition is Disposition.REFUSE or not (method.roles & d.who.roles):
             return Denial(Reason.METHOD_NOT_ALLOWED, method.name, rule="method-table")
-        return None
+        return outside(d.who, d.call)
 
     # --- the journal -----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final, Literal
 
 from sidecar.core.reasons import REASONS, Code, Reason
@@ -33,6 +34,7 @@ __all__ = [
     "MalformedRequest",
     "Method",
     "ModelProfile",
+    "Network",
     "Outcome",
     "OutcomeKind",
     "ParameterValue",
@@ -49,6 +51,7 @@ __all__ = [
 ]
 
 ParameterValue = bool | int | float | str
+Network = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +261,11 @@ class ResponseFacts:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls. ``name``: the JWT's subject or the key's name; ``models`` narrows the tenant's (None: all)."""
+    """Who calls. ``name``: the JWT's subject or the key's name.
+
+    ``models`` narrows the tenant's, ``methods`` what its roles may call (names such as ModelInfer), ``networks`` whence
+    (None: all).
+    """
 
     tenant: str
     name: str
@@ -270,6 +277,8 @@ class Principal:
     expires_at: float | None = None
     subject: str = ""
     conversation: str = ""
+    methods: tuple[str, ...] | None = None
+    networks: tuple[Network, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from jwt.exceptions import PyJWTError
 from sidecar.core.model import Denial, Principal
 from sidecar.core.reasons import Reason
 from sidecar.identity import compact
+from sidecar.identity.denials import DenyBook
 from sidecar.identity.jwks import JwksSource, KeySet
 
 MAX_REMEMBERED: Final = 10_000  # verified tokens, about 1 KB each
@@ -53,6 +54,8 @@ class _Verified:
     source: JwksSource
     keys: KeySet
     principal: Principal
+    token_id: str  # its jti; "" where it has none
+    issued_at: float
     expires_at: float
 
 
@@ -68,10 +71,18 @@ class _Refused(Exception):  # noqa: N818 — control flow inside this module, ne
 class TokenVerifier:
     """Verifies tokens in memory. Lookups take no lock; safe from several threads."""
 
-    def __init__(self, issuers: Sequence[tuple[Issuer, JwksSource]], *, remembered: int = MAX_REMEMBERED) -> None:
+    def __init__(
+        self,
+        issuers: Sequence[tuple[Issuer, JwksSource]],
+        denied: DenyBook | None = None,
+        *,
+        remembered: int = MAX_REMEMBERED,
+    ) -> None:
+        """``denied``: the deny-list that every call is held against; None: there is none to be had."""
         self._issuers = {issuer.issuer: (issuer, source) for issuer, source in issuers}
         if len(self._issuers) != len(issuers):
             raise ValueError("an issuer is configured twice")
+        self._denied = denied
         self._jws = PyJWS(options={"enforce_minimum_key_length": True})
         self._remembered: dict[bytes, _Verified] = {}  # by the SHA-256 of the whole token, oldest first
         self._bound = remembered
@@ -87,7 +98,7 @@ class TokenVerifier:
         known = self._remembered.get(digest)
         if known is not None:
             if at < known.expires_at and known.source.keys(at) is known.keys:
-                return known.principal
+                return self._unless_denied(known, at)
             with self._lock:
                 self._remembered.pop(digest, None)
         try:
@@ -96,7 +107,13 @@ class TokenVerifier:
             return refused.denial
         if at < verified.expires_at:
             self._remember(digest, verified)
-        return verified.principal
+        return self._unless_denied(verified, at)
+
+    def _unless_denied(self, verified: _Verified, at: float) -> Principal | Denial:
+        if self._denied is None:
+            return verified.principal
+        who = verified.principal
+        return self._denied.refuses(who.issuer, verified.token_id, who.tenant, verified.issued_at, at) or who
 
     def _remember(self, digest: bytes, verified: _Verified) -> None:
         with self._lock:
@@ -117,7 +134,14 @@ class TokenVerifier:
         keys = self._check_signature(issuer, source, token, read.header, at)
         _check_times(issuer, claims, at)
         _check_audience(issuer, claims)
-        return _Verified(source, keys, _principal(issuer, claims), float(claims["exp"]))
+        return _Verified(
+            source=source,
+            keys=keys,
+            principal=_principal(issuer, claims),
+            token_id=_optional(claims, "jti"),
+            issued_at=float(claims["iat"]),
+            expires_at=float(claims["exp"]),
+        )
 
     def _check_signature(
         self, issuer: Issuer, source: JwksSource, token: bytes, header: Mapping[str, Any], at: float

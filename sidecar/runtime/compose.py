@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from audit.files import OsFiles
 from audit.journal import Bounds as JournalBounds
@@ -16,16 +17,19 @@ from audit.segments import JournalFault, Origin
 from policies.source import BundleSource, Pod
 from sidecar.core.governor import Governor, Mode, Ports
 from sidecar.core.model import Durability, Secret
+from sidecar.identity.denials import DenyBook
 from sidecar.identity.identify import Identifier
 from sidecar.identity.jwks import JwksRefresher, JwksSource, source_for
 from sidecar.identity.jwt import Issuer, TokenVerifier
 from sidecar.identity.keys import KeyRing, read_pepper
+from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
 from sidecar.quotas.local import LocalQuotas
 from sidecar.runtime import clock
 from sidecar.runtime.ids import RandomIds
 from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
 from sidecar.telemetry.instruments import PrometheusInstruments
+from sidecar.transports.live import LiveRpcs
 from sidecar.triton.methods import METHODS
 from sidecar.triton.reader import TritonReader
 
@@ -47,7 +51,8 @@ class Rooms:
     ids: RandomIds
     instruments: PrometheusInstruments
     ring: KeyRing | None
-    keys: KeyRefresher | None
+    keys: KeyRefresher
+    live: LiveRpcs
     jwks: tuple[JwksSource, ...]
     jwks_refresher: JwksRefresher
 
@@ -65,11 +70,13 @@ def check(settings: Settings) -> BundleSource:
 def build(settings: Settings) -> Rooms:
     """Open the journal and wire the rooms. Raises ``StartError``; then nothing is left open."""
     policies = check(settings)
-    ring, refresher = _keys(settings)
+    jurisdiction = policies.current().place.jurisdiction
+    ring = _ring(settings)
+    book = DenyBook(max_age=_freshness(settings).max_age)
     issuers = [_issuer(section) for section in settings.identity.issuers]
     jwks = tuple(source for _, source in issuers)
     instruments = PrometheusInstruments(METHODS.values(), max_tenants=settings.telemetry.max_tenants)
-    journal = _journal(settings, policies.current().place.jurisdiction, TimedFiles(instruments))
+    journal = _journal(settings, jurisdiction, TimedFiles(instruments))
     ids = RandomIds(settings.telemetry.ratio)
     recorder = JournalRecorder(
         journal,
@@ -79,11 +86,23 @@ def build(settings: Settings) -> Rooms:
         now=clock.now,
     )
     quotas = LocalQuotas()
-    identity = Identifier(TokenVerifier(issuers), ring)
+    identity = Identifier(TokenVerifier(issuers, book), ring)
     ports = Ports(identity, policies, TritonReader(), quotas, recorder, instruments)
+    governor = Governor(ports, mode=Mode(settings.mode))
+    live = LiveRpcs()
+    refresher = KeyRefresher(
+        settings.audit.database.dsn,
+        ring,
+        book,
+        refresh=_freshness(settings).refresh,
+        clock=time.time,
+        monotonic=time.monotonic,
+        file=_snapshot_file(settings, jurisdiction),
+        changed=lambda: live.end_withdrawn(lambda credential: governor.revoked(credential, clock.now())),
+    )
     return Rooms(
         settings=settings,
-        governor=Governor(ports, mode=Mode(settings.mode)),
+        governor=governor,
         journal=journal,
         recorder=recorder,
         policies=policies,
@@ -92,20 +111,32 @@ def build(settings: Settings) -> Rooms:
         instruments=instruments,
         ring=ring,
         keys=refresher,
+        live=live,
         jwks=jwks,
         jwks_refresher=JwksRefresher(jwks, time.time),
     )
 
 
-def _keys(settings: Settings) -> tuple[KeyRing, KeyRefresher] | tuple[None, None]:
+def _ring(settings: Settings) -> KeyRing | None:
     section = settings.identity.keys
     if section is None:
-        return None, None
-    ring = KeyRing(_pepper(section), section.environment, max_age=section.max_age)
-    refresher = KeyRefresher(
-        settings.audit.database.dsn, ring, refresh=section.refresh, clock=time.time, monotonic=time.monotonic
-    )
-    return ring, refresher
+        return None
+    return KeyRing(_pepper(section), section.environment, max_age=section.max_age, region=settings.sidecar.region)
+
+
+def _freshness(settings: Settings) -> KeysSection:
+    """How often the database is looked at, and how long it may be away: as configured for keys, or by default."""
+    return settings.identity.keys or KeysSection(pepper_file=Path())
+
+
+def _snapshot_file(settings: Settings, jurisdiction: str) -> SnapshotFile:
+    journal = settings.audit.journal
+    root = load_root_key(journal.key_file)
+    if isinstance(root, KeyFault):
+        raise StartError(f"audit.journal.key_file: {root.detail}")
+    path = settings.identity.snapshot_file or journal.directory / "identity.snapshot"
+    context = f"{jurisdiction} {_freshness(settings).environment}"
+    return SnapshotFile(path, root, context, secrets.token_bytes)
 
 
 def _pepper(section: KeysSection) -> Secret:

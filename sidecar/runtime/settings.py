@@ -80,12 +80,13 @@ class SigningSection(_Section):
 class KeysSection(_Section):
     environment: str = Field(default="live", pattern=r"^[a-z0-9]{1,12}$")
     pepper_file: Path
-    refresh: Duration = 0.5
-    max_age: Duration = 3600.0
+    refresh: Duration = 0.5  # between two looks at the database where no notification comes
+    max_age: Duration = 3600.0  # how long keys, and revocations of tokens, are believed while the database is away
 
 
 class IdentitySection(_Section):
     issuers: tuple[IssuerSection, ...] = ()
+    snapshot_file: Path | None = None  # keys and revocations, sealed, for a start without the database
     keys: KeysSection | None = None
     signing: SigningSection | None = None
 

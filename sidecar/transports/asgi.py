@@ -11,7 +11,7 @@ from sidecar.core.reasons import Code, Reason
 from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
-from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER
+from sidecar.transports.exchange import CRASHED, NO_BUFFER
 from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.outbox import ClientGone, pieces
@@ -78,7 +78,7 @@ class AsgiWire:
     # --- governed --------------------------------------------------------------------------------------------------
 
     async def _unary(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
-        with self._live.track() as live:
+        with self._live.track(context.credential) as live:
             try:
                 message = await self._only_message(context, body)
                 if isinstance(message, render.Status):
@@ -87,9 +87,9 @@ class AsgiWire:
                 if answer.message is not None:
                     await reply.message(answer.message)
             except asyncio.CancelledError:
-                if not live.drained:
+                if live.ending is None:
                     raise
-                return render.status(DRAINED, context.id)
+                return render.status(live.ending, context.id)
             else:
                 return answer.status
 
@@ -113,14 +113,14 @@ class AsgiWire:
 
     async def _stream(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
         relay = StreamRelay(self._services, context, self._upstream, reply.data, held, framed=True)
-        with self._live.track(relay.drained) as live:
+        with self._live.track(context.credential, relay.end_with) as live:
             await reply.start()
             try:
                 return await relay.run(body.messages())
             except asyncio.CancelledError:
-                if not live.drained:
+                if live.ending is None:
                     raise
-                return render.status(DRAINED, context.id)
+                return render.status(live.ending, context.id)
 
 
 def _unsupported(fault: UnsupportedEncoding) -> render.Status:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -13,7 +14,7 @@ from sidecar.core.model import Action, Method
 from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
-from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER
+from sidecar.transports.exchange import CRASHED, NO_BUFFER
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.outbox import ClientGone
 from sidecar.transports.relay import StreamRelay
@@ -79,16 +80,16 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             return health.answer(self._services, rpc)
         status = unary.refuse(self._services, rpc)
         if status is None:
-            with Held(self._services.budget) as held, self._live.track() as live:
+            with Held(self._services.budget) as held, self._live.track(rpc.credential) as live:
                 if not held.take(len(message)):
                     status = unary.reject(self._services, rpc, NO_BUFFER)
                 else:
                     try:
                         answer = await unary.serve(self._services, rpc, self._upstream, held, live, message)
                     except asyncio.CancelledError:
-                        if not live.drained:
+                        if live.ending is None:
                             raise
-                        answer = unary.Answer(None, render.status(DRAINED, rpc.id))
+                        answer = unary.Answer(None, render.status(live.ending, rpc.id))
                     if answer.message is not None:
                         return answer.message
                     status = answer.status
@@ -109,13 +110,13 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
     async def _relay(self, rpc: RpcContext, context: Context) -> render.Status:
         with Held(self._services.budget) as held:
             relay = StreamRelay(self._services, rpc, self._upstream, _writer(context), held, framed=False)
-            with self._live.track(relay.drained) as live:
+            with self._live.track(rpc.credential, relay.end_with) as live:
                 try:
                     return await relay.run(_messages(context, held))
                 except asyncio.CancelledError:
-                    if not live.drained:
+                    if live.ending is None:
                         raise
-                    return render.status(DRAINED, rpc.id)
+                    return render.status(live.ending, rpc.id)
                 except Exception as fault:  # noqa: BLE001 — the crash barrier (DESIGN rule 7)
                     self._services.crashed(rpc.id, fault)
                     return render.status(CRASHED, rpc.id)
@@ -147,5 +148,5 @@ async def _abort(context: Context, status: render.Status) -> None:
 
 
 def _peer(peer: str) -> str:
-    """``ipv4:127.0.0.1:52144`` → ``127.0.0.1:52144``."""
-    return peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else peer
+    """``ipv4:127.0.0.1:52144`` → ``127.0.0.1:52144``; ``ipv6:%5B::1%5D:52144`` → ``[::1]:52144``."""
+    return unquote(peer.partition(":")[2]) if peer.startswith(("ipv4:", "ipv6:")) else peer

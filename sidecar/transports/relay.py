@@ -11,7 +11,7 @@ from sidecar.core.reasons import REASONS, Code
 from sidecar.transports import render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import CANCELLED, EXPIRED, RpcContext, Services
-from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER, Exchange, UpstreamEnd
+from sidecar.transports.exchange import CRASHED, NO_BUFFER, Exchange, UpstreamEnd
 from sidecar.transports.grpc_frames import UnsupportedEncoding
 from sidecar.transports.outbox import ClientGone, Outbox, Send
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
@@ -94,9 +94,9 @@ class StreamRelay:
         if self._calls:
             await asyncio.gather(*self._calls, return_exceptions=True)
 
-    def drained(self) -> None:
-        """The grace period is over: what is cancelled from now on failed DRAINING."""
-        self._ending = DRAINED
+    def end_with(self, denial: Denial) -> None:
+        """We end the RPC (a drain, a revocation): what is cancelled from now on failed with ``denial``."""
+        self._ending = denial
 
     # --- messages in -----------------------------------------------------------------------------------------------
 

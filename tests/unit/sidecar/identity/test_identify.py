@@ -10,6 +10,7 @@ import pytest
 from sidecar.core.model import Denial, Principal, Secret
 from sidecar.core.reasons import Reason
 from sidecar.identity import keys
+from sidecar.identity.denials import Age
 from sidecar.identity.identify import Identifier
 from sidecar.identity.jwt import TokenVerifier
 from sidecar.identity.keys import KeyRing, KeySnapshot
@@ -22,7 +23,7 @@ SIGNER = generate("EdDSA")
 
 def identifier(*, ring: bool = True) -> Identifier:
     made = KeyRing(PEPPER, "live", max_age=60)
-    made.install(KeySnapshot({KEY.id: key_row(KEY.id, keys.mac(PEPPER, KEY.secret))}, NOW))
+    made.install(KeySnapshot({KEY.id: key_row(KEY.id, keys.mac(PEPPER, KEY.secret))}, Age(NOW)))
     tokens = TokenVerifier([(issuer(), source(jwks(jwk(SIGNER, "k")), ("EdDSA",)))])
     return Identifier(tokens, made if ring else None)
 

@@ -9,6 +9,7 @@ import pytest
 from sidecar.core.model import Denial, Principal, Secret
 from sidecar.core.reasons import Reason
 from sidecar.identity import keys
+from sidecar.identity.denials import Age
 from sidecar.identity.keys import ApiKey, KeyRing, KeySnapshot
 from tests.support.identity import NOW, key_row, seeded
 
@@ -24,7 +25,7 @@ def mac(key: ApiKey) -> bytes:
 
 def ring_of(*rows: keys.KeyRow, at: float = NOW, max_age: float = 3600.0) -> KeyRing:
     ring = KeyRing(PEPPER, "live", max_age=max_age)
-    ring.install(KeySnapshot({row.id: row for row in rows}, at))
+    ring.install(KeySnapshot({row.id: row for row in rows}, Age(at)))
     return ring
 
 
@@ -89,7 +90,7 @@ def test_what_is_not_a_key_is_unknown(text: bytes) -> None:
 
 
 def test_a_good_key_is_its_principal() -> None:
-    row = key_row(KEY.id, mac(KEY), models=("chat",), roles=frozenset({"tenant", "operator"}), expires_at=NOW + 1)
+    row = key_row(KEY.id, mac(KEY), models=("chat",), roles=("tenant", "operator"), expires_at=NOW + 1)
     found = ring_of(row).identify(TEXT, NOW)
     assert found == Principal(
         "acme", "laptop", "api_key", frozenset({"tenant", "operator"}), "", KEY.id, ("chat",), NOW + 1
@@ -174,7 +175,7 @@ def test_while_the_database_is_away_known_keys_work_and_unknown_ones_are_not_tol
     assert isinstance(ring.identify(TEXT, NOW + 60), Principal)
     assert refused(ring.identify(OTHER.text().encode(), NOW)).reason is Reason.KEYS_UNAVAILABLE
     assert refused(ring.identify(TEXT, NOW + 60.1)).reason is Reason.KEYS_UNAVAILABLE
-    ring.confirm(NOW + 61)
+    ring.confirm(Age(NOW + 61))
     assert isinstance(ring.identify(TEXT, NOW + 61), Principal)
     assert refused(ring.identify(OTHER.text().encode(), NOW + 61)).reason is Reason.KEY_UNKNOWN
 
@@ -202,9 +203,9 @@ def test_a_malformed_key_is_unknown_whether_the_database_answers_or_not() -> Non
 def test_the_age_is_that_of_the_last_confirmation() -> None:
     ring = KeyRing(PEPPER, "live", max_age=60)
     assert ring.age(NOW) is None
-    ring.install(KeySnapshot({}, NOW))
+    ring.install(KeySnapshot({}, Age(NOW)))
     assert ring.age(NOW + 2) == 2
-    ring.confirm(NOW + 2)
+    ring.confirm(Age(NOW + 2))
     assert ring.age(NOW + 2) == 0
 
 
