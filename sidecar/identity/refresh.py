@@ -170,6 +170,8 @@ class KeyRefresher:
             seen = load.look(connection, at)
             rows = None if self._ring is None else self._keys(connection, seen, self._ring)
             denied = None if self._book is None else self._denials(connection, seen)
+        if rows is not None:
+            self._pause()
         if self._ring is not None:
             self._ring.confirm(seen.age) if rows is None else self._ring.install(KeySnapshot(rows, seen.age))
         if self._book is not None:
@@ -178,7 +180,9 @@ class KeyRefresher:
         anew = rows is not None or denied is not None
         loads = self._status.loads + (rows is not None)
         self._status = RefreshStatus(seen.keys, loads, denied=seen.denied[0])
+        del rows  # where they replaced others, those are let go of here
         if anew:
+            self._pause()
             self._changed()
         self._keep(anew=anew)
 
@@ -193,7 +197,10 @@ class KeyRefresher:
             changed = load.changed_keys(connection, self._seen.xmin, have, self._pause)
             if not changed and len(have) == seen.keys:
                 return None
-            rows = {**have, **changed}
+            rows = dict(have)  # a copy of the table itself: about 1 ms of 100,000 keys
+            self._pause()
+            rows.update(changed)
+            self._pause()
             if len(rows) == seen.keys:  # else some were deleted
                 return rows
         return load.every_key(connection, have, self._pause)
