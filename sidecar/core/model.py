@@ -156,7 +156,7 @@ class TraceContext:
 class Credential:
     """The one credential a caller sent, by kind."""
 
-    kind: Literal["jwt", "api_key"]
+    kind: Literal["jwt", "api_key", "certificate"]  # a certificate's secret is its URI, which is none
     secret: Secret
 
 
@@ -269,7 +269,7 @@ class Principal:
 
     tenant: str
     name: str
-    kind: Literal["jwt", "api_key", "observed"]
+    kind: Literal["jwt", "api_key", "certificate", "observed"]
     roles: frozenset[str] = frozenset({"tenant"})
     issuer: str = ""
     key_id: str = ""

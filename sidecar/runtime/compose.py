@@ -18,14 +18,14 @@ from policies.source import BundleSource, Pod
 from sidecar.core.governor import Governor, Mode, Ports
 from sidecar.core.model import Durability, Secret
 from sidecar.identity.denials import DenyBook
-from sidecar.identity.identify import Identifier
+from sidecar.identity.identify import CertificateRule, Identifier
 from sidecar.identity.jwks import JwksRefresher, JwksSource, source_for
 from sidecar.identity.jwt import Issuer, TokenVerifier
 from sidecar.identity.keys import KeyRing, read_pepper
 from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
 from sidecar.quotas.local import LocalQuotas
-from sidecar.runtime import clock
+from sidecar.runtime import clock, tls
 from sidecar.runtime.ids import RandomIds
 from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
 from sidecar.telemetry.instruments import PrometheusInstruments
@@ -58,12 +58,16 @@ class Rooms:
 
 
 def check(settings: Settings) -> BundleSource:
-    """The bundle at this pod's place; raises ``StartError`` with all of its problems."""
+    """The bundle at this pod's place; raises ``StartError`` with all of its problems, and the certificate's."""
     otlp = settings.telemetry.otlp
     pod = Pod(settings.sidecar.region, settings.audit.database.jurisdiction, otlp.jurisdiction if otlp else None)
     source = BundleSource.open(settings.policy.bundle, pod)
-    if isinstance(source, list):
-        raise StartError("\n".join(map(str, source)))
+    problems = list(map(str, source)) if isinstance(source, list) else []
+    wrong = None if settings.listen.tls is None else tls.fault(settings.listen.tls)
+    if wrong is not None:
+        problems.append(wrong)
+    if isinstance(source, list) or problems:
+        raise StartError("\n".join(problems))
     return source
 
 
@@ -86,7 +90,8 @@ def build(settings: Settings) -> Rooms:
         now=clock.now,
     )
     quotas = LocalQuotas()
-    identity = Identifier(TokenVerifier(issuers, book), ring)
+    certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
+    identity = Identifier(TokenVerifier(issuers, book), ring, certificates)
     ports = Ports(identity, policies, TritonReader(), quotas, recorder, instruments)
     governor = Governor(ports, mode=Mode(settings.mode))
     live = LiveRpcs()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from policies import yamlfile
 from policies.units import Duration, Size, parse_duration
@@ -38,9 +38,25 @@ class SidecarSection(_Section):
     region: str
 
 
+class TlsSection(_Section):
+    """TLS on the tenants' listener. PEM files; rotated by renaming new ones into their place."""
+
+    cert_file: Path  # the chain, leaf first
+    key_file: Path
+    client_ca_file: Path | None = None  # who may sign client certificates; without it none is asked for
+    require_client_certificate: bool = False
+
+    @model_validator(mode="after")
+    def _an_authority_to_require_by(self) -> Self:
+        if self.require_client_certificate and self.client_ca_file is None:
+            raise ValueError("require_client_certificate needs client_ca_file: nobody could be believed")
+        return self
+
+
 class ListenSection(_Section):
     grpc: Address = "127.0.0.1:8011"
     admin: Address = "127.0.0.1:8012"
+    tls: TlsSection | None = None  # of ``grpc``
 
 
 class TritonSection(_Section):
@@ -84,7 +100,16 @@ class KeysSection(_Section):
     max_age: Duration = 3600.0  # how long keys, and revocations of tokens, are believed while the database is away
 
 
+class CertificateSection(_Section):
+    """Which client certificates are whose: ``uri`` is a glob over the certificate's one URI (SPIFFE or other)."""
+
+    uri: str = Field(pattern=r"^[a-z][a-z0-9+.-]*://[^*?\[]")
+    tenant: str = Field(min_length=1, max_length=255)
+    roles: tuple[str, ...] = ("tenant",)
+
+
 class IdentitySection(_Section):
+    certificates: tuple[CertificateSection, ...] = ()  # the first that fits
     issuers: tuple[IssuerSection, ...] = ()
     snapshot_file: Path | None = None  # keys and revocations, sealed, for a start without the database
     keys: KeysSection | None = None

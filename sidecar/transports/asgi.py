@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sidecar.core.model import Denial, MalformedRequest
 from sidecar.core.reasons import Code, Reason
-from sidecar.transports import health, render, unary
+from sidecar.transports import health, render, unary, xfcc
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
 from sidecar.transports.exchange import CRASHED, NO_BUFFER
@@ -39,7 +39,9 @@ class AsgiWire:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The outermost frame is the crash barrier: an app that raises is answered as an empty 200."""
         pairs = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
-        context = read(self._services, methods.lookup(scope["path"]), pairs, _peer(scope))
+        certificate = next((xfcc.uris(value.decode("latin-1")) for name, value in pairs if name == xfcc.HEADER), ())
+        method = methods.lookup(scope["path"])
+        context = read(self._services, method, pairs, _peer(scope), certificate=certificate)
         reply = _Reply(send, context.id, self._services.bounds.blocked_write)
         try:
             if not _is_grpc(scope):

@@ -70,7 +70,12 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         remaining = context.time_remaining()
         timeout = None if remaining is None else max(0, int(remaining * 1e9))
         return read(
-            self._services, method, tuple(context.invocation_metadata() or ()), _peer(context.peer()), timeout=timeout
+            self._services,
+            method,
+            tuple(context.invocation_metadata() or ()),
+            _peer(context.peer()),
+            certificate=_uris(context),
+            timeout=timeout,
         )
 
     async def _unary(self, method: Method, message: bytes, context: Context) -> bytes:
@@ -150,3 +155,9 @@ async def _abort(context: Context, status: render.Status) -> None:
 def _peer(peer: str) -> str:
     """``ipv4:127.0.0.1:52144`` → ``127.0.0.1:52144``; ``ipv6:%5B::1%5D:52144`` → ``[::1]:52144``."""
     return unquote(peer.partition(":")[2]) if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
+def _uris(context: Context) -> tuple[str, ...]:
+    """The URIs of the client's certificate, where it showed one; the server has verified it then."""
+    found = context.auth_context().get("peer_uri", ())
+    return tuple(uri.decode("utf-8", "replace") for uri in found)
