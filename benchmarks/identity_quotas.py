@@ -9,9 +9,9 @@ from collections.abc import Callable
 from sidecar.core.model import Demand, Instant, Limits, RequestRate, Reservation, Secret, Usage
 from sidecar.identity import compact, keys
 from sidecar.identity.credentials import extract
+from sidecar.identity.denials import Age
 from sidecar.identity.identify import Identifier
 from sidecar.identity.jwt import TokenVerifier
-from sidecar.identity.denials import Age
 from sidecar.identity.keys import KeyRing, KeySnapshot
 from sidecar.quotas.local import LocalQuotas
 from tests.support.identity import NOW, claims, credential, generate, issuer, jwk, jwks, key_row, seeded, sign, source

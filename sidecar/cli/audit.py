@@ -187,7 +187,7 @@ def _print(found: list[Found], *, reveal: bool) -> None:
             _cell(shape["key_id"] or shape["principal"]),
             _cell(shape["model"] or shape["method"].rpartition("/")[2]),
             shape["outcome"],
-            _cell(shape["reason"] or _status(shape["status"])),
+            _cell(_why(shape)),
             f"{shape['input_tokens']}+{shape['output_tokens']}",
             f"{shape['duration_ms']:.0f}",
             _cell(shape["call_id"]),
@@ -202,8 +202,12 @@ def _print(found: list[Found], *, reveal: bool) -> None:
     Console(file=sys.stdout).print(table)
 
 
-def _status(status: int) -> str:
-    return "" if status == Code.OK else str(status)
+def _why(shape: dict[str, Any]) -> str:
+    """The reason, else the status where it is not OK; and what mode observe did not enforce."""
+    words = [shape["reason"] or ("" if shape["status"] == Code.OK else str(shape["status"]))]
+    if shape["would_refuse"]:
+        words.append(f"would be {shape['would_refuse']}")
+    return "; ".join(filter(None, words))
 
 
 def _cell(value: Any) -> str:

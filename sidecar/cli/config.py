@@ -48,8 +48,9 @@ def _problems(file: Path) -> list[str]:
         compose.check(settings)
     except compose.StartError as fault:
         problems += str(fault).splitlines()
+    problems += [f"{file}: {problem}" for problem in compose.identity_problems(settings)]
     journal = settings.audit.journal
-    key = load_root_key(journal.key_file)
+    key = load_root_key(journal.key_file, apart_from=journal.directory)
     if isinstance(key, KeyFault):
         problems.append(f"{file}: audit.journal.key_file: {key.detail}")
     elif journal.directory.exists() and same_volume(journal.key_file, journal.directory):

@@ -23,6 +23,8 @@ __all__ = [
     "contract_of",
     "draft",
     "front_models",
+    "listed",
+    "printable",
     "remarks",
 ]
 
@@ -113,16 +115,16 @@ def remarks(server: Server, triton: str) -> Iterator[str]:
     by_name = {model.name: model for model in server.models}
     inner = sorted(composing(server) & by_name.keys())
     if inner:
-        yield f"left out of the tenant's models, because only ensembles call them: {_listed(inner)}"
+        yield f"left out of the tenant's models, because only ensembles call them: {listed(inner)}"
     cached = [model.name for model in server.models if model.response_cache]
     if cached:
         yield (
-            f"response cache on: {_listed(cached)}. Its key doesn't hold the tenant, so one tenant's answers can come "
+            f"response cache on: {listed(cached)}. Its key doesn't hold the tenant, so one tenant's answers can come "
             "from another's; set response_cache { enable: false } before tenants share the model"
         )
     reusing = [m.name for m in server.models if m.parameters.get("enable_kv_cache_reuse", "").lower() == "true"]
     if reusing:
-        yield f"KV-cache reuse on: {_listed(reusing)}. By timing it tells tenants what others have asked"
+        yield f"KV-cache reuse on: {listed(reusing)}. By timing it tells tenants what others have asked"
     if any(_contract(model) is Contract.VLLM for model in front_models(server)):
         yield (
             "vLLM's prefix cache can't be seen over gRPC: in model.json write enable_prefix_caching: false where "
@@ -131,7 +133,7 @@ def remarks(server: Server, triton: str) -> Iterator[str]:
     texts = [m.name for m in front_models(server) if _contract(m) is Contract.GENERIC and "text_input" in m.inputs]
     if texts:
         yield (
-            f"takes text but fits neither LLM contract, so drafted as generic: {_listed(texts)}. "
+            f"takes text but fits neither LLM contract, so drafted as generic: {listed(texts)}. "
             "Its prompts are recorded as tensors' sizes, not as text, and its tokens aren't counted"
         )
     yield from _about_repository(server)
@@ -148,10 +150,10 @@ def remarks(server: Server, triton: str) -> Iterator[str]:
 def _about_repository(server: Server) -> Iterator[str]:
     odd = [model.name[:80] for model in server.models if not _writable(model.name)]
     if odd:
-        yield f"left out, because a bundle cannot name them: {_listed(odd)}"
+        yield f"left out, because a bundle cannot name them: {listed(odd)}"
     if server.unready:
         told = [f"{name}: {why}" for name, why in sorted(server.unready.items())]
-        yield f"left out, because they are not ready: {_listed(told)}"
+        yield f"left out, because they are not ready: {listed(told)}"
     if NOT_LOADED in server.unready.values():
         # Triton 2.51 with mode none or poll tries to load every model, and says UNAVAILABLE of one that failed.
         yield (
@@ -162,7 +164,7 @@ def _about_repository(server: Server) -> Iterator[str]:
         yield f"{server.untold} more ready models were left out: a tenant's list holds at most {MODELS_MAX}"
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
     """Names come from a server, and go to a terminal."""
     rest = len(names) - _TOLD_MAX
     shown = [name if name.isprintable() else ascii(name) for name in names[:_TOLD_MAX]]
@@ -295,7 +297,7 @@ def _settings(server: Server, place: Place) -> str:
     issuer = _scalar(f"urn:warden:{place.sidecar}")
     region, here = _scalar(place.region), _scalar(place.jurisdiction)
     return f"""\
-# Drafted from Triton {_printable(server.version)}. Check it with: warden config check warden.yaml
+# Drafted from Triton {printable(server.version)}. Check it with: warden config check warden.yaml
 # Relative paths are taken from this file's directory.
 
 sidecar:
@@ -348,5 +350,6 @@ audit:
 """
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """What a server calls itself, fit for a comment and a terminal."""
     return text[:40] if text.isprintable() else "(unnamed)"

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from audit.seal import KeyFault, create_key_file
 from policies.document import Name, TenantName
 from sidecar.cli.common import Exit, JsonOption, emit, fail
-from sidecar.cli.drafting import JOURNAL, KEYS, Place, Server, draft, front_models, remarks
+from sidecar.cli.drafting import JOURNAL, KEYS, Place, Server, draft, front_models, listed, printable, remarks
 from sidecar.cli.survey import Silent, survey
 from sidecar.identity import mint
 from sidecar.runtime.settings import Address
@@ -136,12 +136,13 @@ def _warn(sentence: str) -> None:
 def _next_steps(directory: Path, server: Server, place: Place) -> str:
     config, bundle = (shlex.quote(str(directory / name)) for name in ("warden.yaml", "bundle"))
     option = "" if directory == Path() else f" --config {config}"
-    names = ", ".join(model.name for model in front_models(server)) or "none"
+    names = listed([model.name for model in front_models(server)]) or "none"
     return f"""\
-Drafted from Triton {server.version} at {place.triton}, for tenant {place.tenant} in {place.region}; models: {names}
+Drafted from Triton {printable(server.version)} at {place.triton}, for tenant {place.tenant} in {place.region}
   {config}  mode observe: decides and records, refuses nothing
   {bundle}  the policy bundle, to be reviewed like code
   {shlex.quote(str(directory / KEYS))}  secrets: back them up, never commit them
+  models it may call: {names}
 
 Next
   1. Name your Postgres in {config} (audit.database.dsn), then check all of it:

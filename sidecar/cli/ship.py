@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 
@@ -9,6 +10,7 @@ from audit.seal import KeyFault, load_root_key
 from audit.store import WrongJurisdictionError
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail
 from sidecar.cli.keys import load_settings
+from sidecar.runtime.shipper import PARENT_VARIABLE
 from sidecar.runtime.shipping import AlreadyShippingError, bind_to_parent, load_sealer
 from sidecar.runtime.shipping import ship as run
 from sidecar.telemetry import logs
@@ -20,9 +22,12 @@ def ship(config: ConfigOption = DEFAULT_CONFIG) -> None:
     Ends with the batch at hand on SIGTERM, and when the process that started it ends.
     """
     stop = threading.Event()
-    bind_to_parent(stop)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    bind_to_parent(stop, int(os.environ.get(PARENT_VARIABLE, "0")) or None)
+    ends = (signal.SIGTERM, signal.SIGINT)
+    for number in ends:
         signal.signal(number, lambda *_: stop.set())
+    # Envoy's process has them blocked, and a child inherits that: then neither its stop nor its death would end us.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
     settings = load_settings(config)
     logs.setup()
     root, sealer = load_root_key(settings.audit.journal.key_file), load_sealer(settings)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from audit.files import OsFiles
@@ -69,6 +70,19 @@ def check(settings: Settings) -> BundleSource:
     if isinstance(source, list) or problems:
         raise StartError("\n".join(problems))
     return source
+
+
+def identity_problems(settings: Settings) -> list[str]:
+    """What `build` would refuse of who may call: the pepper, and where each issuer's keys are to be had."""
+    problems: list[str] = []
+    looks: list[Callable[[], object]] = [partial(_ring, settings)]
+    looks += [partial(_issuer, section) for section in settings.identity.issuers]
+    for look in looks:
+        try:
+            look()
+        except StartError as fault:
+            problems.append(str(fault))
+    return problems
 
 
 def build(settings: Settings) -> Rooms:

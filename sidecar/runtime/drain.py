@@ -67,16 +67,18 @@ class EnvoyAdmin:
         self._path = path
 
     def post(self, target: str, *, connected: Callable[[], None] | None = None) -> int:
-        """The HTTP status; raises ``OSError`` where Envoy does not answer. ``connected`` is called before it is asked."""
+        """The HTTP status, after ``connected``. Raises ``OSError`` where Envoy does not answer."""
         connection = http.client.HTTPConnection("envoy", timeout=5.0)
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.sock.settimeout(5.0)
-        connection.sock.connect(str(self._path))
-        if connected is not None:
-            connected()
         try:
+            connection.sock.settimeout(5.0)
+            connection.sock.connect(str(self._path))
+            if connected is not None:
+                connected()
             connection.request("POST", target)
             return connection.getresponse().status
+        except http.client.HTTPException as fault:
+            raise OSError(f"Envoy's answer to {target} cannot be read") from fault
         finally:
             connection.close()
 
@@ -86,8 +88,11 @@ def drain_envoy(drain: Drain, admin: EnvoyAdmin, finish: Callable[[], None], cle
 
     ``clean`` removes the directory that holds the admin socket, so it runs once that is connected.
     """
-    # SIGTERM alone would make Envoy drop live streams at once (facts/envoy.md).
-    admin.post("/drain_listeners?graceful&skip_exit")
+    try:
+        # SIGTERM alone would make Envoy drop live streams at once (facts/envoy.md).
+        admin.post("/drain_listeners?graceful&skip_exit")
+    except OSError:  # then clients are not asked to leave, but those under way may still finish
+        _LOG.exception("drain.listeners")
     drain.run()
     finish()
     admin.post("/quitquitquit", connected=clean)

@@ -64,7 +64,7 @@ def _build() -> AsgiWire:
     threading.Thread(target=_way_out, args=(sidecar, run), name="warden-drain", daemon=True).start()
     # Every call has its own deadline; the transport's must only never come first (its default is 60 s).
     transport = HTTPTransport(CLUSTER, timeout=settings.bounds.call_timeout * 2 + 60.0)
-    return AsgiWire(sidecar.services, EnvoyUpstream(transport), sidecar.live)
+    return AsgiWire(sidecar.services, EnvoyUpstream(transport, sidecar.budget), sidecar.live)
 
 
 def _way_out(sidecar: Sidecar, run: Path) -> None:

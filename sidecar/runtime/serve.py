@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -29,6 +30,7 @@ def serve_envoy(settings: Settings, config: Path) -> None:
     from sidecar.runtime import envoy  # noqa: PLC0415
 
     check(settings)
+    _claimable(settings.listen.grpc)
     run = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX))  # 0700, ours, empty: Envoy's Python has it first on sys.path
     config_file = run / "envoy.json"
     config_file.write_text(json.dumps(envoy.configuration(settings, run)))
@@ -37,6 +39,19 @@ def serve_envoy(settings: Settings, config: Path) -> None:
     drain.block_signals()  # inherited over execve; Envoy itself would drop live streams at once
     os.chdir(run)
     os.execve(command[0], command, environment)  # noqa: S606 — no shell, our own arguments
+
+
+def _claimable(address: str) -> None:
+    """Raise ``StartError`` where nobody could listen: an Envoy that can't would linger, half started."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Envoy does: TIME_WAIT is no obstacle
+            probe.bind(place)
+            probe.listen()
+    except OSError as fault:
+        raise StartError(f"listen.grpc: cannot listen on {address}: {fault.strerror}") from fault
 
 
 def serve_grpc(settings: Settings, config: Path) -> None:

@@ -12,11 +12,11 @@ from policies import yamlfile
 from policies.units import Duration, Size, parse_duration
 from policies.yamlfile import Problem
 
-_ADDRESS: Final = re.compile(r"^(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})$")
+_ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
 def _address(value: str) -> str:
-    match = _ADDRESS.match(value)
+    match = _ADDRESS.fullmatch(value)
     if match is None or not 0 < int(match[2]) < 65536:
         raise ValueError(f"{value!r} is not an address; write HOST:PORT")
     return value
@@ -128,7 +128,7 @@ class JournalSection(_Section):
 
 
 class DatabaseSection(_Section):
-    dsn: str
+    dsn: str = Field(repr=False)  # holds the password
     jurisdiction: str
     key_file: Path | None = None  # 32 bytes that stored content is sealed under; without it, the journal's
 

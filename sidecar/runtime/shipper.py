@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from sidecar.telemetry import logs
 
+PARENT_VARIABLE: Final = "WARDEN_PARENT"  # our process id, so that the child notices our death from its start on
 _LOG: Final = logging.getLogger("warden.ship")
 _FIRST_PAUSE: Final = 0.5  # seconds before a restart, doubled up to the last while it keeps failing
 _LAST_PAUSE: Final = 15.0
@@ -22,7 +25,7 @@ class Shipper:
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = tuple(command)
-        self._environment = dict(environment)
+        self._environment = {**environment, PARENT_VARIABLE: str(os.getpid())}
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._run, name="warden-shipper", daemon=True)
@@ -47,20 +50,23 @@ class Shipper:
         # PR_SET_PDEATHSIG follows the *thread* that forked (prctl(2)): so this one lives as long as the process does.
         pause = _FIRST_PAUSE
         while not self._stopping.is_set():
-            # Its own arguments, from our own configuration; no shell.
-            self._process = subprocess.Popen(  # noqa: S603
-                self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=False
-            )
-            if self._stopping.is_set():
-                self._process.terminate()
+            began = time.monotonic()
             try:
-                code = self._process.wait(_SETTLED)
-            except subprocess.TimeoutExpired:
-                pause = _FIRST_PAUSE
+                # Its own arguments, from our own configuration; no shell.
+                self._process = subprocess.Popen(  # noqa: S603
+                    self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=False
+                )
+            except OSError as fault:  # no memory, no process to spare: that passes, and shipping must go on then
+                logs.event(_LOG, logging.ERROR, "ship.unstarted", error=fault.strerror, restart_in=pause)
+            else:
+                if self._stopping.is_set():
+                    self._process.terminate()
                 code = self._process.wait()
-            if self._stopping.is_set():
-                return
+                if self._stopping.is_set():
+                    return
+                if time.monotonic() - began >= _SETTLED:
+                    pause = _FIRST_PAUSE
+                logs.event(_LOG, logging.ERROR, "ship.ended", exit_code=code, restart_in=pause)
             self.restarts += 1
-            logs.event(_LOG, logging.ERROR, "ship.ended", exit_code=code, restart_in=pause)
             self._stopping.wait(pause)
             pause = min(pause * 2, _LAST_PAUSE)

@@ -36,6 +36,7 @@ __all__ = ["AlreadyShippingError", "JournalSource", "bind_to_parent", "load_seal
 
 _LOG: Final = logging.getLogger("warden.ship")
 REPORT_SECONDS: Final = 1.0
+READ_BYTES: Final = 8 * 2**20  # of entries read at once; one entry may be larger
 LOCK_SECONDS: Final = 15.0  # to wait for the shipper before us to finish its batch
 SPANS_GRACE: Final = 3.0  # seconds to send what is queued on stop
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
@@ -54,7 +55,6 @@ class JournalSource:
         self._entry_bytes = 512.0  # of one entry, a running mean: the follower knows what waits in bytes
         self._shipped = self._told = -1
         self._told_at = 0.0
-        self._place: Place | None = None
 
     @property
     def identity(self) -> str:
@@ -67,19 +67,20 @@ class JournalSource:
         """Raises OSError, also where the journal is sealed under another key: skipping it would let it be deleted."""
         follower, start = self._follower, self._follower.sequence
         items = []
-        for sequence, data, info in follower.read(limit):
+        nbytes = 0
+        for sequence, data, info in follower:
+            nbytes += len(data)
             place = Place(info.sidecar, info.journal, info.region, info.jurisdiction)
-            if place != self._place:
-                self._place = place
-            items.append(Item(sequence, data, self._place or place))
+            items.append(Item(sequence, data, place))
+            if len(items) >= limit or nbytes >= READ_BYTES:
+                break
         locked = next((fault for fault in follower.faults if fault.kind is FaultKind.KEY), None)
         if locked is not None:
             follower.faults.clear()
             follower.seek(start)
             raise OSError(locked.detail)
         if items:
-            mean = sum(len(item.data) for item in items) / len(items)
-            self._entry_bytes += (mean - self._entry_bytes) * 0.1
+            self._entry_bytes += (nbytes / len(items) - self._entry_bytes) * 0.1
         return items
 
     def waiting(self) -> int:
@@ -111,9 +112,13 @@ class JournalSource:
 # --- the process --------------------------------------------------------------------------------------------------
 
 
-def bind_to_parent(stop: threading.Event) -> None:
-    """Let the kernel send SIGTERM when our parent dies; set ``stop`` where it died before that."""
-    parent = os.getppid()
+def bind_to_parent(stop: threading.Event, parent: int | None) -> None:
+    """Let the kernel send SIGTERM when our parent dies; set ``stop`` where it died before that.
+
+    ``parent``: its process id, where it told us. It may die in the second that our imports take, and then what
+    getppid says is somebody else's.
+    """
+    parent = parent or os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         stop.set()
@@ -164,7 +169,7 @@ def _pump(settings: Settings) -> SpanPump | None:
 def _spans_to(pump: SpanPump) -> Callable[[CallRecord], None]:
     def ended(call: CallRecord) -> None:
         try:
-            if to_be_exported(call.facts):
+            if to_be_exported(call.facts, call.end):
                 place = call.place
                 pump.offer(span_of(call.facts, call.end, resource_of(place.sidecar, place.region, place.jurisdiction)))
         except ValueError as fault:  # ids that are not hexadecimal: the record is stored, the span is not worth more

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from sidecar.core.model import Denial, MalformedRequest
 from sidecar.core.reasons import Code, Reason
 from sidecar.transports import health, render, unary, xfcc
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
+from sidecar.transports.departures import Departures
 from sidecar.transports.exchange import CRASHED, NO_BUFFER
 from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.outbox import ClientGone, pieces
+from sidecar.transports.promptly import within
 from sidecar.transports.relay import StreamRelay
 from sidecar.transports.upstream import Upstream
 from sidecar.triton import methods
@@ -35,6 +39,7 @@ class AsgiWire:
         self._services = services
         self._upstream = upstream
         self._live = live
+        self._departures: WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The outermost frame is the crash barrier: an app that raises is answered as an empty 200."""
@@ -45,14 +50,15 @@ class AsgiWire:
         reply = _Reply(send, context.id, self._services.bounds.blocked_write)
         try:
             if not _is_grpc(scope):
-                await _answer_http(send, _NOT_GRPC, context.id)
+                await reply.problem(_NOT_GRPC)
                 return
             await self._serve(context, receive, reply)
         except ClientGone:
             return
         except Exception as fault:  # noqa: BLE001 — DESIGN rule 7: crash the call, closed
             self._services.crashed(context.id, fault)
-            await reply.finish(render.status(CRASHED, context.id))
+            with suppress(ClientGone):
+                await reply.finish(render.status(CRASHED, context.id))
 
     async def _serve(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
         if not governed(context.method):
@@ -63,8 +69,13 @@ class AsgiWire:
             with Held(self._services.budget) as held:
                 body = _Body(receive, held, self._services.bounds.message_bytes, context.encoding)
                 serve = self._stream if context.method.streaming else self._unary
-                status = await serve(context, body, reply, held)
+                with self._departures_here().watch(body.client_gone):
+                    status = await serve(context, body, reply, held)
         await reply.finish(status)
+
+    def _departures_here(self) -> Departures:
+        """One for each listener's loop."""
+        return self._departures.setdefault(asyncio.get_running_loop(), Departures())
 
     async def _answer(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
         if not context.method.streaming:
@@ -98,8 +109,7 @@ class AsgiWire:
     async def _only_message(self, context: RpcContext, body: _Body) -> bytes | render.Status:
         """A unary RPC's one message; a status where there is none, or more, or it can't be read in time."""
         try:
-            async with asyncio.timeout(context.remaining(self._services.now())):
-                found = [message async for message in body.messages(most=2)]
+            found = await within(context.remaining(self._services.now()), body.first(2))
         except TimeoutError:
             return unary.reject(self._services, context, EXPIRED)
         except MalformedRequest as fault:
@@ -110,13 +120,13 @@ class AsgiWire:
             return unary.reject(self._services, context, NO_BUFFER)
         if len(found) == 1:
             return found[0]
-        wrong = f"{len(found)} messages in a unary call; exactly one expected"
-        return unary.reject(self._services, context, Denial(Reason.REQUEST_MALFORMED, wrong))
+        return unary.reject(self._services, context, unary.miscounted(len(found)))
 
     async def _stream(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
         relay = StreamRelay(self._services, context, self._upstream, reply.data, held, framed=True)
         with self._live.track(context.credential, relay.end_with) as live:
             await reply.start()
+            await reply.data(b"")  # pyvoy keeps headers back until the first data, which may be long in coming
             try:
                 return await relay.run(body.messages())
             except asyncio.CancelledError:
@@ -136,6 +146,18 @@ class _Body:
         self._receive = receive
         self._held = held
         self._frames = FrameReader(limit, encoding)
+        self._whole = False
+
+    async def client_gone(self) -> bool:
+        """Whether the client has left, asked once its request is whole: until then ``messages`` finds out by itself.
+
+        From then on pyvoy answers at once, with an empty request while the client is there (facts/envoy.md).
+        """
+        return self._whole and (await self._receive())["type"] == "http.disconnect"
+
+    async def first(self, most: int) -> list[bytes]:
+        """The first messages, ``most`` of them or until their end; raises as ``messages`` does."""
+        return [message async for message in self.messages(most)]
 
     async def messages(self, most: int | None = None) -> AsyncIterator[bytes]:
         """Each message is taken from the budget; who is given it gives it back.
@@ -159,6 +181,7 @@ class _Body:
                 if count == most:
                     return
             if not event.get("more_body", False):
+                self._whole = True
                 self._frames.end()
                 return
 
@@ -194,10 +217,9 @@ class _Reply:
         for piece in pieces(message):
             await self._bounded(self.data(piece))
 
-    async def _bounded(self, write: Awaitable[None]) -> None:
+    async def _bounded(self, write: Coroutine[Any, Any, None]) -> None:
         try:
-            async with asyncio.timeout(self._blocked_write):
-                await write
+            await within(self._blocked_write, write)
         except TimeoutError as fault:
             raise ClientGone from fault
 
@@ -218,6 +240,13 @@ class _Reply:
         await self._event(
             {"type": "http.response.trailers", "headers": _status_headers(status), "more_trailers": False}
         )
+
+    async def problem(self, denial: Denial) -> None:
+        """The whole answer to what speaks plain HTTP."""
+        self._started = self._finished = True
+        status, headers, body = render.problem(denial, self._call_id)
+        await self._event({"type": "http.response.start", "status": status, "headers": headers})
+        await self._bounded(self._event({"type": "http.response.body", "body": body}))
 
 
 def _status_headers(status: render.Status) -> list[tuple[bytes, bytes]]:
@@ -240,9 +269,3 @@ def _peer(scope: Scope) -> str:
 def _is_grpc(scope: Scope) -> bool:
     kind = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
     return scope["method"] == "POST" and (kind == b"application/grpc" or kind.startswith(b"application/grpc+proto"))
-
-
-async def _answer_http(send: Send, denial: Denial, call_id: str) -> None:
-    status, headers, body = render.problem(denial, call_id)
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

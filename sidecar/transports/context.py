@@ -23,6 +23,17 @@ Header = tuple[str, bytes | str]
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _TRACESTATE: Final = re.compile(r"[\x20-\x7e]{1,512}")
 _DATA_CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_READ: Final = frozenset(
+    {
+        "grpc-timeout",
+        "grpc-encoding",
+        "traceparent",
+        "tracestate",
+        "x-data-class",
+        "x-warden-subject",
+        "x-warden-conversation",
+    }
+)
 _LABEL: Final = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 
 CANCELLED: Final = Denial(Reason.CLIENT_CANCELLED)
@@ -179,19 +190,27 @@ def _text(value: bytes | str) -> str:
 
 
 class _Single:
-    """Headers that count once."""
+    """Headers that count once; those in ``_READ`` are found in one pass, as most calls have none of them."""
+
+    __slots__ = ("_found",)
 
     def __init__(self, pairs: Sequence[Header]) -> None:
-        self._pairs = pairs
+        self._found: dict[str, list[bytes | str]] = {}
+        for name, value in pairs:
+            if name in _READ:
+                self._found.setdefault(name, []).append(value)
 
     def first(self, name: str) -> str | None:
-        return next((_text(value) for key, value in self._pairs if key == name), None)
+        values = self._found.get(name)
+        return _text(values[0]) if values else None
 
     def get(self, name: str) -> str | None:
-        values = [value for key, value in self._pairs if key == name]
+        values = self._found.get(name)
+        if not values:
+            return None
         if len(values) > 1:
             raise MalformedRequest(f"{name} is given {len(values)} times", Reason.REQUEST_AMBIGUOUS)
-        return _text(values[0]) if values else None
+        return _text(values[0])
 
     def matching(self, name: str, pattern: re.Pattern[str]) -> str:
         value = self.get(name)

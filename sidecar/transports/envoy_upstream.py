@@ -11,7 +11,8 @@ from pyqwest import Headers, ReadError, Request, Response, StreamError, WriteErr
 
 from sidecar.core.model import MalformedRequest, Method
 from sidecar.core.reasons import Code
-from sidecar.transports.exchange import UpstreamEnd
+from sidecar.transports.budget import Budget, Held
+from sidecar.transports.exchange import NO_BUFFER, UpstreamEnd
 from sidecar.transports.grpc_frames import FrameReader, UnsupportedEncoding, decode_message, prefix
 from sidecar.transports.upstream import Metadata, UpstreamCall
 
@@ -33,8 +34,9 @@ class _Reset(Exception):  # noqa: N818 — raised in a request body to reset its
 class EnvoyUpstream:
     """Opens RPCs on the cluster ``triton`` of the Envoy that hosts us."""
 
-    def __init__(self, transport: HTTPTransport) -> None:
+    def __init__(self, transport: HTTPTransport, budget: Budget) -> None:
         self._transport = transport
+        self._budget = budget
 
     def unary(self, method: Method, message: bytes, metadata: Metadata) -> UpstreamCall:
         content: bytes | AsyncIterator[bytes]
@@ -42,11 +44,11 @@ class EnvoyUpstream:
             content = prefix(len(message)) + message
         else:
             content = _chunks(prefix(len(message)), message)
-        return _EnvoyCall(self._transport, _request(method, metadata, content), None)
+        return _EnvoyCall(self._transport, self._budget, _request(method, metadata, content), None)
 
     def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
         body = _OpenBody(prefix(len(message) + len(suffix)), message, suffix)
-        return _EnvoyCall(self._transport, _request(method, metadata, body.chunks()), body)
+        return _EnvoyCall(self._transport, self._budget, _request(method, metadata, body.chunks()), body)
 
 
 def _request(method: Method, metadata: Metadata, content: bytes | AsyncIterator[bytes]) -> Request:
@@ -89,10 +91,11 @@ class _OpenBody:
 
 
 class _EnvoyCall:
-    """One upstream RPC; see ``UpstreamCall``."""
+    """One upstream RPC; see ``UpstreamCall``. What is held of a message that is not whole yet is of the budget."""
 
-    def __init__(self, transport: HTTPTransport, request: Request, body: _OpenBody | None) -> None:
+    def __init__(self, transport: HTTPTransport, budget: Budget, request: Request, body: _OpenBody | None) -> None:
         self._transport = transport
+        self._held = Held(budget)
         self._request: Request | None = request
         self._body = body
         self._response: Response | None = None
@@ -125,11 +128,18 @@ class _EnvoyCall:
         assert self._response is not None
         assert self._content is not None
         async for chunk in self._content:
+            if not self._held.take(len(chunk)):
+                self._end = UpstreamEnd(Code.RESOURCE_EXHAUSTED, denial=NO_BUFFER)
+                return self._end
             self._messages.extend(self._frames.feed(bytes(chunk)))
+            self._held.give(self._held.size - self._frames.buffered)
             if self._messages:
                 return self._messages.popleft()
-        self._end = _status(self._response)
-        return self._end
+        end = _status(self._response)
+        if end.code == Code.OK:
+            self._frames.end()  # a good status behind half a message is no good end
+        self._end = end
+        return end
 
     def half_close(self) -> None:
         if self._body is not None:
@@ -138,7 +148,8 @@ class _EnvoyCall:
     async def cancel(self) -> None:
         if self._body is not None:
             self._body.reset()
-        if self._end is None and self._response is not None:
+        self._held.give(self._held.size)
+        if self._response is not None and (self._end is None or self._end.denial is not None):
             await self._response.aclose()
 
 

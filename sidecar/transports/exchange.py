@@ -20,23 +20,25 @@ _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 class UpstreamEnd:
     """How the upstream RPC ended: gRPC code and text, as Triton (or what stands before it) gave them.
 
-    ``client_gone``: it ended because the client's own RPC did.
+    ``client_gone``: it ended because the client's own RPC did. ``denial``: we ended it.
     """
 
     code: int
     message: str = ""
     client_gone: bool = False
+    denial: Denial | None = None
 
 
 class Exchange:
     """A call's life on either wire: ``open``, ``deliver``…, then one of the endings. All ends settle."""
 
-    __slots__ = ("_services", "call", "recorded")
+    __slots__ = ("_services", "call", "error", "recorded")
 
     def __init__(self, services: Services, call: Call) -> None:
         self._services = services
         self.call = call
         self.recorded: Recorded | None = None
+        self.error: str | None = None  # the last in-band one; a decoupled model may go on after it
 
     def open(self) -> Forward | Denial:
         """Admit and record. A Denial is recorded already and only wants telling."""
@@ -56,9 +58,8 @@ class Exchange:
     @property
     def request_id(self) -> str:
         """The client's own request id, which a stream's callback tells responses apart by."""
-        if self.recorded is not None:
-            return self.recorded.admission.facts.request_id
-        return peek_request_id(self.call.message)
+        known = self.recorded.admission.facts.request_id if self.recorded is not None else ""
+        return known or peek_request_id(self.call.message)  # mode observe forwards what it couldn't read
 
     @property
     def states_empty_final(self) -> bool:
@@ -75,7 +76,10 @@ class Exchange:
     def deliver(self, message: bytes) -> ResponseFacts | Denial:
         """Meter a response message before it is sent. A Denial ends the call: it cannot be recorded any more."""
         assert self.recorded is not None
-        return self._services.governor.deliver(self.recorded, message, self._services.now())
+        facts = self._services.governor.deliver(self.recorded, message, self._services.now())
+        if isinstance(facts, ResponseFacts) and facts.error is not None:
+            self.error = facts.error
+        return facts
 
     # --- endings ---------------------------------------------------------------------------------------------------
 
@@ -85,6 +89,8 @@ class Exchange:
 
     def ended(self, end: UpstreamEnd) -> render.Status:
         """The upstream RPC is over; what the client's RPC ends with."""
+        if end.denial is not None:
+            return render.status(self.failed(end.denial), self.call.id)
         if end.code == Code.OK:
             denial = self.complete()
             return render.OK if denial is None else render.status(denial, self.call.id)

@@ -15,7 +15,7 @@ from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
 from sidecar.transports.exchange import CRASHED, NO_BUFFER
-from sidecar.transports.live import LiveRpcs
+from sidecar.transports.live import LiveRpc, LiveRpcs
 from sidecar.transports.outbox import ClientGone
 from sidecar.transports.relay import StreamRelay
 from sidecar.transports.upstream import Upstream
@@ -59,12 +59,14 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         async def stream(_: Any, context: Context) -> None:
             await self._stream(method, context)
 
-        async def unary(message: bytes, context: Context) -> bytes:
-            return await self._unary(method, message, context)
+        async def unary(_: Any, context: Context) -> bytes:
+            return await self._unary(method, context)
 
         if method.streaming:
             return grpc.stream_stream_rpc_method_handler(stream)
-        return grpc.unary_unary_rpc_method_handler(unary)
+        # Read as a stream, because grpc.aio takes the first of several messages for the only one, and waits until the
+        # deadline where there is none; and so that who is turned away is told before the message is read.
+        return grpc.stream_unary_rpc_method_handler(unary)
 
     def _context(self, method: Method, context: Context) -> RpcContext:
         remaining = context.time_remaining()
@@ -78,7 +80,7 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             timeout=timeout,
         )
 
-    async def _unary(self, method: Method, message: bytes, context: Context) -> bytes:
+    async def _unary(self, method: Method, context: Context) -> bytes:
         rpc = self._context(method, context)
         await context.send_initial_metadata((("x-warden-call-id", rpc.id),))
         if not governed(method):
@@ -86,20 +88,33 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         status = unary.refuse(self._services, rpc)
         if status is None:
             with Held(self._services.budget) as held, self._live.track(rpc.credential) as live:
-                if not held.take(len(message)):
-                    status = unary.reject(self._services, rpc, NO_BUFFER)
-                else:
-                    try:
-                        answer = await unary.serve(self._services, rpc, self._upstream, held, live, message)
-                    except asyncio.CancelledError:
-                        if live.ending is None:
-                            raise
-                        answer = unary.Answer(None, render.status(live.ending, rpc.id))
-                    if answer.message is not None:
-                        return answer.message
-                    status = answer.status
+                try:
+                    answer = await self._answer(rpc, context, held, live)
+                except asyncio.CancelledError:
+                    if live.ending is None:
+                        raise
+                    answer = unary.Answer(None, render.status(live.ending, rpc.id))
+                if answer.message is not None:
+                    return answer.message
+                status = answer.status
         await _abort(context, status)
         raise AssertionError("abort returned")
+
+    async def _answer(self, rpc: RpcContext, context: Context, held: Held, live: LiveRpc) -> unary.Answer:
+        found = []
+        try:
+            async with asyncio.timeout(rpc.remaining(self._services.now())):
+                async for message in _messages(context, held):
+                    found.append(message)
+                    if len(found) > 1:
+                        break
+        except TimeoutError:
+            return unary.Answer(None, unary.reject(self._services, rpc, EXPIRED))
+        except BufferError:
+            return unary.Answer(None, unary.reject(self._services, rpc, NO_BUFFER))
+        if len(found) != 1:
+            return unary.Answer(None, unary.reject(self._services, rpc, unary.miscounted(len(found))))
+        return await unary.serve(self._services, rpc, self._upstream, held, live, found[0])
 
     async def _stream(self, method: Method, context: Context) -> None:
         rpc = self._context(method, context)

@@ -43,6 +43,11 @@ class FrameReader:
         self.wire_bytes = 0  # what the message given last took on the wire, framing included
         self._need = PREFIX  # bytes until the next decision: a whole header, or a whole frame
 
+    @property
+    def buffered(self) -> int:
+        """Bytes held of a message that is not whole yet."""
+        return self._size
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Whole messages, in order. Raises ``MalformedRequest`` (too large, bad flag) or ``UnsupportedEncoding``."""
         if data:

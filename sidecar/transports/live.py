@@ -16,7 +16,7 @@ class LiveRpc:
     __slots__ = ("_loop", "_on_end", "_task", "credential", "ending")
 
     def __init__(
-        self, task: asyncio.Task[None], credential: Credential | Denial, on_end: Callable[[Denial], None] | None
+        self, task: asyncio.Task[None], credential: Credential | Denial | None, on_end: Callable[[Denial], None] | None
     ) -> None:
         self._task = task
         self._loop = task.get_loop()
@@ -48,7 +48,7 @@ class LiveRpcs:
 
     @contextmanager
     def track(
-        self, credential: Credential | Denial, on_end: Callable[[Denial], None] | None = None
+        self, credential: Credential | Denial | None = None, on_end: Callable[[Denial], None] | None = None
     ) -> Iterator[LiveRpc]:
         """Within it the RPC can be ended. Its credential must be looked at (again) only after it is tracked."""
         task = asyncio.current_task()
@@ -69,7 +69,7 @@ class LiveRpcs:
     def end_withdrawn(self, why: Callable[[Credential | Denial], Denial | None]) -> None:
         """End every RPC whose credential ``why`` gives a Denial for."""
         for rpc in self._all():
-            denial = why(rpc.credential)
+            denial = None if rpc.credential is None else why(rpc.credential)
             if denial is not None:
                 rpc.cut(denial)
 

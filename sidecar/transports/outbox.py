@@ -40,6 +40,7 @@ class Outbox:
         self._wake = asyncio.Event()
         self._closing = False
         self._failed: Denial | None = None
+        self._writing: asyncio.Timeout | None = None  # of the write under way
 
     def put(self, message: bytes) -> Denial | None:
         """Queue a message. A Denial (the client is too far behind): it was not queued, the stream must be cut off."""
@@ -59,7 +60,7 @@ class Outbox:
             self._wake.clear()
             while self._queue and self._failed is None:
                 if not await self._write(self._take()):
-                    return BLOCKED
+                    return self._failed or BLOCKED
             if self._closing or self._failed is not None:
                 return self._failed
 
@@ -76,11 +77,12 @@ class Outbox:
         """False where one piece stayed blocked for too long."""
         try:
             for piece in self._pieces(messages):
-                async with asyncio.timeout(self._blocked_write):
+                async with asyncio.timeout(self._blocked_write) as self._writing:
                     await self._send(piece)
         except TimeoutError:
             return False
         finally:
+            self._writing = None
             size = sum(map(len, messages))
             self._queued -= size
             self._held.give(size)
@@ -95,9 +97,12 @@ class Outbox:
             yield from pieces(messages[0])
 
     def fail(self, denial: Denial) -> None:
-        """Write no more: ``pump`` ends with ``denial``."""
-        self._failed = self._failed or denial
-        self._wake.set()
+        """Write no more, nor wait for the write under way: ``pump`` ends with ``denial``."""
+        if self._failed is None:
+            self._failed = denial
+            self._wake.set()
+            if self._writing is not None and not self._writing.expired():
+                self._writing.reschedule(asyncio.get_running_loop().time())
 
     def close(self) -> None:
         """No more will be put; ``pump`` ends once it has written what is queued."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Final
+from itertools import count
+from typing import Any, Final
 
 from sidecar.core.model import Denial, Forward, MalformedRequest
-from sidecar.core.reasons import REASONS, Code
+from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import CANCELLED, EXPIRED, RpcContext, Services
@@ -17,6 +18,7 @@ from sidecar.transports.outbox import ClientGone, Outbox, Send
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
 from sidecar.triton.peek import EMPTY_FINAL_SUFFIX
 
+_TURN: Final = 16  # responses of one call read before the others get their turn
 _SEQUENCES: Final = 4096  # sequences remembered per stream, so that their requests stay in order
 
 
@@ -37,7 +39,7 @@ class StreamRelay:
         self._outbox = Outbox(send, held, limit=bounds.stream_bytes, blocked_write=bounds.blocked_write, framed=framed)
         self._slots = asyncio.Semaphore(services.bounds.calls_per_stream)
         self._sequences: dict[object, asyncio.Task[None]] = {}
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls: dict[asyncio.Task[None], Exchange] = {}
         self._ending = CANCELLED  # what a call is told when its task is cancelled
 
     async def run(self, messages: AsyncIterator[bytes]) -> render.Status:
@@ -49,11 +51,11 @@ class StreamRelay:
                 await asyncio.wait({pump, reader}, return_when=asyncio.FIRST_COMPLETED)
                 if reader.done():
                     return await self._finish(reader.result(), pump)
-                return await self._cut(pump.result() or CRASHED)
+                return self._cut(pump.result() or CRASHED)
         except TimeoutError:
-            return await self._cut(EXPIRED)
+            return self._cut(EXPIRED)
         except ClientGone:
-            return await self._cut(self._context.gone(self._services.now()))
+            return self._cut(self._context.gone(self._services.now()))
         except asyncio.CancelledError:
             if self._ending is CANCELLED:
                 self._ending = self._context.gone(self._services.now())
@@ -63,36 +65,36 @@ class StreamRelay:
             raise
         finally:
             # Also the way out when this task itself is cancelled: nothing may outlive the RPC.
-            await self._end_calls()
-            for task in (reader, pump):
-                task.cancel()
-            await asyncio.gather(reader, pump, return_exceptions=True)
+            await self._end(reader, pump)
 
     async def _finish(self, status: render.Status | None, pump: asyncio.Task[Denial | None]) -> render.Status:
         """The client sends no more. ``status`` None: wait for what is under way, else end with it."""
         if status is not None:
-            await self._end_calls()
+            await self._end()
         while self._calls and not pump.done():
             await asyncio.wait({pump, *self._calls}, return_when=asyncio.FIRST_COMPLETED)
         self._outbox.close()
         denial = await pump
         if denial is not None:
-            return await self._cut(denial)
+            return self._cut(denial)
         return status or render.OK
 
-    async def _cut(self, denial: Denial) -> render.Status:
-        """End every call with ``denial``, and the RPC with its status."""
+    def _cut(self, denial: Denial) -> render.Status:
+        """On the way out every call ends with ``denial``, and the RPC with its status."""
         self._ending = denial
-        await self._end_calls()
         if denial is not CANCELLED and denial is not EXPIRED:
             self._services.cut_off(str(denial.reason))
         return render.status(denial, self._context.id)
 
-    async def _end_calls(self) -> None:
-        for task in tuple(self._calls):
-            task.cancel()
-        if self._calls:
-            await asyncio.gather(*self._calls, return_exceptions=True)
+    async def _end(self, *others: asyncio.Task[Any]) -> None:
+        """Cancel all calls under way, and ``others``, and wait until every one of them has ended."""
+        calls = dict(self._calls)
+        try:
+            await _ended(*others, *calls)
+        finally:
+            for exchange in calls.values():
+                if exchange.unsettled:  # its task was cancelled before its first step, so no code of it ever ran
+                    exchange.failed(self._ending)
 
     def end_with(self, denial: Denial) -> None:
         """We end the RPC (a drain, a revocation): what is cancelled from now on failed with ``denial``."""
@@ -111,12 +113,17 @@ class StreamRelay:
                 if status is not None:
                     return status
         except MalformedRequest as fault:
-            return unary.reject(self._services, self._context, Denial(fault.reason, fault.detail))
+            return self._reject(Denial(fault.reason, fault.detail))
         except BufferError:
-            return unary.reject(self._services, self._context, NO_BUFFER)
+            return self._reject(NO_BUFFER)
         except UnsupportedEncoding as fault:
+            self._ending = Denial(Reason.REQUEST_MALFORMED, "a later message of the stream cannot be decompressed")
             return render.Status(Code.UNIMPLEMENTED, f"grpc-encoding {str(fault)[:64]!r} is not supported")
         return None
+
+    def _reject(self, denial: Denial) -> render.Status:
+        self._ending = denial  # of the calls under way too: it was not the client that ended them
+        return unary.reject(self._services, self._context, denial)
 
     async def _accept(self, n: int, message: bytes) -> render.Status | None:
         """Open call ``n``; a status where its refusal ends the whole RPC (a credential's failure, DESIGN §6)."""
@@ -126,17 +133,27 @@ class StreamRelay:
         if isinstance(opened, Denial):
             self._release(exchange)
             if REASONS[opened.reason].code is Code.UNAUTHENTICATED:
+                self._ending = opened
                 return render.status(opened, exchange.call.id)
             return self._refuse(exchange, opened)
         task = asyncio.create_task(self._call(exchange, opened, self._predecessor(exchange)), name=exchange.call.id)
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        self._calls[task] = exchange
+        task.add_done_callback(self._over)
         self._follow(exchange, task)
         return None
 
+    def _over(self, task: asyncio.Task[None]) -> None:
+        exchange = self._calls.pop(task)
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:  # from the way out of its own crash barrier
+            self._services.crashed(exchange.call.id, fault)
+
     def _refuse(self, exchange: Exchange, denial: Denial) -> render.Status | None:
         full = self._outbox.put(render.in_band(denial, exchange.request_id))
-        return None if full is None else render.status(full, self._context.id)
+        if full is None:
+            return None
+        self._ending = full
+        return render.status(full, self._context.id)
 
     def _release(self, exchange: Exchange) -> None:
         self._held.give(len(exchange.call.message))
@@ -189,32 +206,41 @@ class StreamRelay:
             self._release(exchange)
 
     async def _responses(self, exchange: Exchange, call: UpstreamCall) -> None:
-        while True:
+        for n in count(1):
             item = await call.receive()
+            if n % _TURN == 0:
+                await asyncio.sleep(0)  # a receive that finds its data waiting never lets anybody else run
             if isinstance(item, UpstreamEnd):
                 if exchange.unsettled and item.client_gone:
                     exchange.failed(self._context.gone(self._services.now()))
                 elif exchange.unsettled:
-                    self._end(exchange, item)
+                    self._upstream_ended(exchange, item)
                 return
-            if not exchange.unsettled:
-                continue  # after its final response a call is only drained
-            facts = exchange.deliver(item)
-            if isinstance(facts, Denial):
-                self._tell(exchange, exchange.failed(facts))
+            # After its final response a call is only drained.
+            if exchange.unsettled and not await self._response(exchange, call, item):
                 return
-            if facts.final:
-                denial = exchange.complete() if facts.error is None else exchange.errored(facts.error)
-                call.half_close()
-                denial = denial or await durable(self._services, exchange)
-                if denial is not None:
-                    self._tell(exchange, denial)
-                    continue
-                if facts.empty and facts.error is None and not exchange.wants_empty_final:
-                    continue
-            self._put(item)
 
-    def _end(self, exchange: Exchange, end: UpstreamEnd) -> None:
+    async def _response(self, exchange: Exchange, call: UpstreamCall, item: bytes) -> bool:
+        """Meter one response and queue it for the client; False: read no further of this call."""
+        facts = exchange.deliver(item)
+        if isinstance(facts, Denial):
+            self._tell(exchange, exchange.failed(facts))
+            return False
+        if facts.final:
+            denial = exchange.complete() if exchange.error is None else exchange.errored(exchange.error)
+            call.half_close()
+            denial = denial or await durable(self._services, exchange)
+            if denial is not None:
+                self._tell(exchange, denial)
+                return True
+            if facts.empty and facts.error is None and not exchange.wants_empty_final:
+                return True
+        full = self._put(item)
+        if full is not None and exchange.unsettled:
+            exchange.failed(full)
+        return full is None  # there is no backpressure: what Triton still sends would pile up
+
+    def _upstream_ended(self, exchange: Exchange, end: UpstreamEnd) -> None:
         """The upstream stream ended without a final response: well (nothing to say) or not (told in-band)."""
         status = exchange.ended(end)
         if status.code != Code.OK:
@@ -223,10 +249,32 @@ class StreamRelay:
     def _tell(self, exchange: Exchange, denial: Denial) -> None:
         self._put(render.in_band(denial, exchange.request_id))
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytes) -> Denial | None:
         full = self._outbox.put(data)
         if full is not None:
             self._outbox.fail(full)
+        return full
+
+
+async def _ended(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel ``tasks`` and wait for the last of them, also where we are cancelled (again) meanwhile.
+
+    Each is cancelled once: a second time would cut short its own way out, or let it outlive who waits for it.
+    """
+    for task in tasks:
+        if not task.cancelling():
+            task.cancel()
+    interrupted = False
+    while left := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(left)
+        except asyncio.CancelledError:
+            interrupted = True
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen: what it means was decided where its result was read
+    if interrupted:
+        raise asyncio.CancelledError
 
 
 def sequence_of(exchange: Exchange) -> object:

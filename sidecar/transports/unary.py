@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from sidecar.core.model import Denial, Forward
+from sidecar.core.reasons import Reason
 from sidecar.transports import render
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services
@@ -40,6 +41,12 @@ def reject(services: Services, context: RpcContext, denial: Denial) -> render.St
     return render.status(refused.denial, context.id)
 
 
+def miscounted(count: int) -> Denial:
+    """``count`` messages (no more than two need be read) where a unary RPC has one."""
+    found = "no message" if count == 0 else "more than one message"
+    return Denial(Reason.REQUEST_MALFORMED, f"{found} in a unary call; exactly one expected")
+
+
 async def serve(
     services: Services, context: RpcContext, upstream: Upstream, held: Held, live: LiveRpc, message: bytes
 ) -> Answer:
@@ -54,6 +61,8 @@ async def serve(
             unsafe = await durable(services, exchange)
             if unsafe is not None:
                 return _told(context, exchange.failed(unsafe))
+            if context.remaining(services.now()) == 0:  # Triton would be given what nobody waits for
+                return _told(context, exchange.failed(EXPIRED))
             call = _forward(exchange, upstream, opened)
             return await _collect(services, context, exchange, call, held)
     except TimeoutError:

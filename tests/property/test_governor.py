@@ -6,9 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from sidecar.core.governor import OUTPUT_LAG_BYTES, Output, Recorded, Refused
+from sidecar.core.governor import Output, Recorded, Refused
 from sidecar.core.model import Denial, Outcome, OutcomeKind
 from sidecar.core.reasons import Code, Reason
+from sidecar.core.recorded import OUTPUT_LAG_BYTES
 from tests.support.core import AT, Stage, a_call, later
 
 TEXTS = st.one_of(st.binary(max_size=20), st.just(b"x" * (OUTPUT_LAG_BYTES // 2)))

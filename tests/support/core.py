@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from sidecar.core import ports as seams
 from sidecar.core.governor import Governor, Mode, Output, Ports, Recorded, Refused
 from sidecar.core.model import (
     Action,
     Admission,
     AuditRule,
     Call,
+    Contract,
     Credential,
     Demand,
     Denial,
@@ -31,9 +32,6 @@ from sidecar.core.model import (
     Usage,
     Verdict,
 )
-
-if TYPE_CHECKING:
-    from sidecar.core import ports
 
 AT = Instant(1_700_000_000_000_000_000, 1_000_000_000)
 TENANT = frozenset({"tenant"})
@@ -108,7 +106,7 @@ class FakePorts:
         return denial or Verdict("allow", self.digest, self.profile(head.model), Limits(), self.audit)
 
     def profile(self, model: str) -> ModelProfile:
-        return ModelProfile(model)
+        return ModelProfile(model, Contract.VLLM)
 
     # --- Reader
 
@@ -202,11 +200,12 @@ class Stage:
     ports: FakePorts = field(default_factory=FakePorts)
     instruments: FakeInstruments = field(default_factory=FakeInstruments)
     mode: Mode = Mode.ENFORCE
+    reader: seams.Reader | None = None  # the real one, where messages are real
 
     def __post_init__(self) -> None:
         fakes = self.ports
         self.governor = Governor(
-            Ports(fakes, fakes, fakes, fakes, FakeJournal(fakes), self.instruments), mode=self.mode
+            Ports(fakes, fakes, self.reader or fakes, fakes, FakeJournal(fakes), self.instruments), mode=self.mode
         )
 
     @property
@@ -222,5 +221,5 @@ class Stage:
 
 def _are_ports(
     fakes: FakePorts, journal: FakeJournal, instruments: FakeInstruments
-) -> tuple[ports.Identity, ports.Policies, ports.Policy, ports.Reader, ports.Quotas, ports.Recorder, ports.Instruments]:
+) -> tuple[seams.Identity, seams.Policies, seams.Policy, seams.Reader, seams.Quotas, seams.Recorder, seams.Instruments]:
     return fakes, fakes, fakes, fakes, fakes, journal, instruments

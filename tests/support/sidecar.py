@@ -293,9 +293,9 @@ class Sidecar:
         """The sum of the samples with ``labels``; 0 where there are none."""
         total = 0.0
         for line in self.open_metrics().splitlines():
-            if line.startswith(name) and line[len(name)] in " {":
-                if all(f'{label}="{value}"' in line for label, value in labels.items()):
-                    total += float(line.rpartition(" ")[2])
+            named = line.startswith((f"{name} ", f"{name}{{"))
+            if named and all(f'{label}="{value}"' in line for label, value in labels.items()):
+                total += float(line.rpartition(" ")[2])
         return total
 
     def families(self) -> dict[str, Any]:
@@ -315,7 +315,10 @@ class Sidecar:
 
     def settles(self) -> None:
         """Wait until what was reserved has been given back."""
-        eventually(lambda: not any(self.held().values()), what="nothing in flight, reserved or buffered", within_s=20)
+        deadline = time.monotonic() + 20
+        while any((held := self.held()).values()):
+            assert time.monotonic() < deadline, f"still held after 20 s: {held}"
+            time.sleep(0.02)
 
     def rss(self) -> int:
         """Bytes of memory of the process that serves."""

@@ -21,7 +21,11 @@ from audit.assemble import CallRecord, Place
 from audit.content import ContentSealer
 from audit.poison import PoisonKeeper
 from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Settled, encode
+from audit.seal import load_root_key
 from audit.ship import Bounds, Item, Parts, Shipper
+from sidecar.core.model import Secret
+from sidecar.runtime.settings import load
+from sidecar.runtime.shipping import load_sealer, ship
 
 ROOT = b"r" * 32
 PLACE = Place("pod-1", "journal-1", "eu-west-1", "EU")
@@ -204,6 +208,15 @@ def wait_until(holds: Any, *, seconds: float = 20.0) -> None:
 
 
 __all__ = ["CallRecord", "FakeJournal", "Shipping", "completed", "event", "facts", "refused", "settled", "wait_until"]
+
+
+def ship_for_real(config: str) -> None:
+    """`warden ship` as a forked child: the real follower, without the second that a new interpreter takes."""
+    settings = load(Path(config))
+    root, sealer = load_root_key(settings.audit.journal.key_file), load_sealer(settings)
+    assert isinstance(root, Secret)
+    assert isinstance(sealer, ContentSealer)
+    ship(settings, root, sealer, threading.Event())
 
 
 def ship_until_killed(dsn: str, items: str, directory: str) -> None:

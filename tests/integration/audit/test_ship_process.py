@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import random
 import secrets
 import signal
 import subprocess
@@ -16,13 +18,15 @@ from pathlib import Path
 import pytest
 
 from audit.journal import Bounds, Journal
-from audit.record import Admitted, Entry, encode
+from audit.record import Admitted, Entry, Output, encode
 from audit.seal import load_root_key
-from audit.segments import Origin
+from audit.segments import Origin, segments_in
 from sidecar.cli.demo.otlp import start_otlp
 from sidecar.core.model import Secret
 from tests.support.postgres import query
-from tests.support.store import ROOT, completed, facts, refused, settled, wait_until
+from tests.support.store import ROOT, completed, facts, refused, settled, ship_for_real, wait_until
+
+SMALL = Bounds(segment_bytes=64 * 1024)
 
 
 def write_config(directory: Path, dsn: str, *, jurisdiction: str = "EU", otlp: str = "") -> Path:
@@ -46,14 +50,14 @@ audit:
 
 
 @contextmanager
-def opened(directory: Path) -> Iterator[Journal]:
+def opened(directory: Path, bounds: Bounds = SMALL) -> Iterator[Journal]:
     root = load_root_key(directory / "journal.key")
     assert isinstance(root, Secret)
     journal = Journal.open(
         directory / "journal",
         root,
         Origin("pod-1", "eu-west-1", "EU"),
-        Bounds(segment_bytes=64 * 1024),
+        bounds,
         random=secrets.token_bytes,
         wall_ns=time.time_ns,
         monotonic=None,
@@ -129,6 +133,51 @@ def test_segments_are_followed_across_rotation_and_told_shipped(dsn: str, tmp_pa
         assert len(list((tmp_path / "journal").glob("*.seg"))) > 3
     positions = query(dsn, "SELECT count(DISTINCT position), min(position), max(position) FROM warden.audit_calls")
     assert positions == [(400, 0, 399)]
+
+
+def test_killed_at_random_points_while_the_journal_is_written_rotated_and_released(dsn: str, tmp_path: Path) -> None:
+    """20 times kill -9; calls stay open over kills; what is shipped is released; everything is stored exactly once."""
+    config, chance = write_config(tmp_path, dsn), random.Random(7)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.store"])
+    written, open_calls = [], []
+    with opened(tmp_path, Bounds(segment_bytes=16 * 1024, keep_s=0.0)) as journal:
+        for _ in range(20):
+            child = context.Process(target=ship_for_real, args=(str(config),))
+            child.start()
+            for _ in range(30):
+                call = facts()
+                append(journal, Admitted(call), opens=call.call_id)
+                append(journal, Output(call.call_id, call.started_ns, 0, [b"some "]))
+                open_calls.append(call)
+                if len(open_calls) > 5:
+                    ended = open_calls.pop(chance.randrange(len(open_calls)))
+                    append(journal, settled(ended, b"output", before=b"some "), closes=ended.call_id)
+                    written.append(ended.call_id)
+            before = count(dsn)
+            target = chance.randint(before + 1, len(written))
+            wait_until(lambda target=target: count(dsn) >= target, seconds=60)
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGKILL)
+            child.join(10)
+            journal.tick(time.monotonic() + 1000)
+        assert segments_in(tmp_path / "journal")[0][0] > 0  # the first ones were released
+        with shipping(config):
+            for call in open_calls:
+                append(journal, settled(call, b"output", before=b"some "), closes=call.call_id)
+                written.append(call.call_id)
+            wait_until(lambda: count(dsn) == len(written), seconds=60)
+    assert sorted(call for (call,) in query(dsn, "SELECT call_id FROM warden.audit_calls")) == sorted(written)
+    assert query(
+        dsn,
+        "SELECT min(position), max(position), count(DISTINCT position), bool_or(output_truncated),"
+        " min(output_bytes) FROM warden.audit_calls",
+    ) == [(0, len(written) - 1, len(written), False, 11)]
+    assert query(dsn, "SELECT kind FROM warden.audit_events") == []
+
+
+def append(journal: Journal, entry: Entry, **marks: str) -> None:
+    assert isinstance(journal.append(encode(entry), **marks), int)  # type: ignore[arg-type]  # opens or closes
 
 
 def test_a_wrong_jurisdiction_ends_it_with_1(dsn: str, tmp_path: Path) -> None:

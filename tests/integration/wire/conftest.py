@@ -1,4 +1,4 @@
-"""The conformance suite runs over both wires: one sidecar a wire for most tests, one of their own for those that break it."""
+"""The conformance suite runs over both wires: one sidecar a wire for most tests, others for those that break it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sidecar.cli.demo.otlp import OtlpReceiver
 from sidecar.cli.demo.stack import Parts
 from tests.support.bundle import write_bundle
 from tests.support.postgres import Server
-from tests.support.stack import Triton
 from tests.support.sidecar import WIRES, Bare, Launch, Sidecar, launch
+from tests.support.stack import Triton
 
 
 @pytest.fixture(scope="session", params=WIRES)

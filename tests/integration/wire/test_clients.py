@@ -13,8 +13,8 @@ import pytest
 import tritonclient.grpc as kserve
 import tritonclient.grpc.aio as kserve_aio
 
-from tests.support.stack import StreamCall, Triton, filled, tensor
 from tests.support.sidecar import Bare, Sidecar, final, said, slow
+from tests.support.stack import StreamCall, Triton, filled, tensor
 
 pytestmark = pytest.mark.integration
 
@@ -116,8 +116,7 @@ class TestStreams:
 
         async with kserve_aio.InferenceServerClient(sidecar.grpc) as client:
             seen = [
-                (result, error)
-                async for result, error in client.stream_infer(requests(), headers=sidecar.headers())
+                (result, error) async for result, error in client.stream_infer(requests(), headers=sidecar.headers())
             ]
         assert [error for _, error in seen] == [None] * 6
         assert b"".join(r.as_numpy("text_output")[0] for r, _ in seen[:5]) == b"word0 word1 word2 word3 word4 "

@@ -16,8 +16,8 @@ from sidecar.core.reasons import REASONS, Reason
 from sidecar.identity import mint
 from sidecar.triton.methods import KSERVE
 from tests.support.kserve import chat, packed, request
-from tests.support.stack import StreamCall, eventually, tensor
 from tests.support.sidecar import Answer, Bare, Sidecar, echo, final, hold, said, slow
+from tests.support.stack import StreamCall, eventually, tensor
 
 pytestmark = pytest.mark.integration
 
@@ -113,7 +113,11 @@ def unary_refusals() -> dict[Reason, tuple[str, bytes, dict[str, str]]]:
 
 
 REFUSALS = unary_refusals()
-NEVER = {Reason.RATE_TOKENS, Reason.MEMORY_KV, Reason.MEMORY_TENSOR}  # here: more than the whole quota, so no retry helps
+NEVER = {
+    Reason.RATE_TOKENS,
+    Reason.MEMORY_KV,
+    Reason.MEMORY_TENSOR,
+}  # here: more than the whole quota, so no retry helps
 
 
 class TestRefusals:
@@ -256,9 +260,7 @@ class TestStockClient:
         with StreamCall(sidecar.grpc, "counter", [], request_id="no", headers=sidecar.headers("birch")) as call:
             with pytest.raises(InferenceServerException, match=r"\[MODEL_NOT_FOUND\]"):
                 list(call)
-            call._client.async_stream_infer(
-                "vision", [_image()], request_id="yes", enable_empty_final_response=True
-            )
+            call._client.async_stream_infer("vision", [_image()], request_id="yes", enable_empty_final_response=True)
             (result,) = list(call)
             assert result.get_response().id == "yes"
 

@@ -675,8 +675,11 @@ def small_disk(tmp_path: Path):
     )
     if done.returncode:
         pytest.skip(f"a tmpfs can't be mounted here: {done.stderr.decode().strip()}")
-    yield mounted
-    subprocess.run(["umount", str(mounted)], check=True)
+    try:
+        yield mounted
+    finally:
+        # Lazily: a test that failed may still hold a file there, and a mount left behind breaks later runs.
+        subprocess.run(["umount", "-l", str(mounted)], check=True)
 
 
 def test_a_really_full_disk_refuses_and_recovers(small_disk: Path) -> None:

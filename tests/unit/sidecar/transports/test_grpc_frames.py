@@ -98,6 +98,15 @@ def test_reading_many_small_messages_of_one_piece_takes_time_in_proportion() -> 
     assert time.perf_counter() - began < 4
 
 
+def test_a_message_may_come_in_pieces_behind_another() -> None:
+    frames = FrameReader(1000)
+    assert list(frames.feed(frame(b"a") + frame(b"bcd")[:6])) == [b"a"]
+    assert list(frames.feed(b"")) == []
+    assert list(frames.feed(b"cd" + frame(b"e")[:2])) == [b"bcd"]
+    assert list(frames.feed(frame(b"e")[2:])) == [b"e"]
+    frames.end()
+
+
 def test_wire_bytes_are_of_the_message_given_last() -> None:
     frames = FrameReader(1000, "gzip")
     packed = compressed(gzip.compress(b"x" * 900))
@@ -137,7 +146,16 @@ def test_any_other_timeout_is_malformed(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("ns", "text"),
-    [(-5, "1m"), (0, "1m"), (1_500_000, "1m"), (10**9, "1000m"), (10**15, "1000000S"), (10**20, "99999999S")],
+    [
+        (-5, "1m"),
+        (0, "1m"),
+        (1_500_000, "1m"),
+        (10**9, "1000m"),
+        (10**14 - 1, "99999999m"),
+        (10**14, "100000S"),
+        (10**15, "1000000S"),
+        (10**20, "99999999S"),
+    ],
 )
 def test_a_timeout_is_written_in_at_most_eight_digits(ns: int, text: str) -> None:
     assert format_timeout(ns) == text

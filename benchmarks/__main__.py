@@ -1,0 +1,126 @@
+"""``make bench``: everything side by side in one run; prints a table and appends its numbers to the history."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from shutil import copytree
+from typing import Any, Final
+
+from benchmarks import governance, history, hosted_app, parts, report, streams, wires
+from benchmarks.routes import routes
+from sidecar.cli.demo.otlp import start_otlp
+from sidecar.cli.demo.postgres import start_postgres
+from sidecar.cli.demo.process import end
+from sidecar.cli.demo.stack import Parts
+from sidecar.cli.demo.triton import Addresses, start_triton
+from tests.support.debian import ensure
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_TOOLS: Final = (("nghttp2-client", "h2load"), ("nghttp2-server", "nghttpd"))
+SECTIONS: Final = ("governance", "standin", "triton", "streams")
+QUICK: Final = ("governance", "standin", "streams")
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    asked.add_argument("--quick", action="store_true", help="fewer rounds, no real Triton: under 90 s, and coarser")
+    asked.add_argument("--only", choices=SECTIONS, action="append", help="these sections alone; then nothing is kept")
+    asked.add_argument("--no-history", action="store_true", help="do not append to benchmarks/history.jsonl")
+    given = asked.parse_args()
+    wanted = tuple(given.only or (QUICK if given.quick else SECTIONS))
+    began = time.monotonic()
+    numbers: dict[str, Any] = {"quick": given.quick, **history.now()}
+    if "governance" in wanted:
+        _say("governance alone")
+        numbers["governance"] = governance.measure(quick=given.quick)
+        numbers["governance"]["app"] = hosted_app.measure(quick=given.quick)
+    os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"  # where Debian puts nghttpd
+    lacking = [package for package, tool in _TOOLS if ensure(package, tool) is None]
+    if lacking:
+        _say(f"wires and streams are left out: install {' and '.join(lacking)}, or run as root")
+    elif set(wanted) - {"governance"}:
+        with tempfile.TemporaryDirectory(prefix="warden-bench-") as directory:
+            numbers |= _over_wires(Path(directory), wanted, quick=given.quick)
+    numbers["seconds"] = round(time.monotonic() - began)
+    numbers["load_average"] = [numbers["load_average"], history.load_average()]
+    report.show(numbers)
+    if wanted == SECTIONS and not given.no_history and not lacking:
+        history.append(numbers)
+    return 0
+
+
+def _say(what: str) -> None:
+    print(f"bench: {what}", file=sys.stderr, flush=True)
+
+
+def _over_wires(directory: Path, wanted: tuple[str, ...], *, quick: bool) -> dict[str, Any]:
+    sections: dict[str, Callable[[Path, Parts, bool], dict[str, Any]]] = {
+        "standin": _standin, "triton": _triton, "streams": _streams,
+    }  # fmt: skip
+    numbers: dict[str, Any] = {}
+    with ExitStack() as kept:
+        _say("starting Postgres, a collector" + (", Triton" if "triton" in wanted else ""))
+        otlp = start_otlp(directory / "spans.jsonl")
+        kept.callback(otlp.stop)
+        postgres = start_postgres(directory / "postgres")
+        kept.callback(postgres.stop)
+        addresses = Addresses("", "", "")  # each way names its own upstream
+        if "triton" in wanted:
+            triton = start_triton(directory / "triton", _models(directory / "models"), otlp_url=otlp.http_url)
+            kept.callback(triton.stop)
+            addresses = triton.addresses
+        around = Parts(otlp, addresses, postgres.dsn)
+        for name, section in sections.items():
+            if name in wanted:
+                _say(name)
+                numbers[name] = section(directory, around, quick)
+    return numbers
+
+
+def _models(directory: Path) -> Path:
+    copytree(_ROOT / "benchmarks" / "models", directory)
+    copytree(_ROOT / "tests" / "support" / "models" / "slow", directory / "slow")
+    return directory
+
+
+def _standin(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
+    process, address = parts.start_standin(directory / "canned")
+    try:
+        with routes(directory / "unary", around, address, hosted=True) as ways:
+            return wires.summary(wires.measure(ways, wires.standin_plan(quick=quick)))
+    finally:
+        end(process)
+
+
+def _triton(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
+    with routes(directory / "real", around, around.triton.grpc) as ways:
+        plan = wires.triton_plan(wires.answer_size(around.triton.grpc), quick=quick)
+        return wires.summary(wires.measure(ways, plan))
+
+
+def _streams(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
+    tokens, rounds = (3000, 1) if quick else (5000, 2)
+    process, address = parts.start_paced(directory / "flood", tokens=tokens, every_ms=0)
+    try:
+        with routes(directory / "stream", around, address) as ways:
+            flood = streams.flood(ways, tokens=tokens, rounds=rounds)
+    finally:
+        end(process)
+    each, pace = (150, 1) if quick else (300, 2)
+    process, address = parts.start_paced(directory / "paced", tokens=each, every_ms=10)
+    try:
+        with routes(directory / "steady", around, address) as ways:
+            return {"flood": flood, "paced": streams.paced(ways, streams=10, tokens=each, rounds=pace)}
+    finally:
+        end(process)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

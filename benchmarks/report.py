@@ -1,0 +1,128 @@
+"""The table that people read, with where each budget of DESIGN §7 stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.routes import DIRECT, ENVOY, HOSTED, warden
+
+_NAMES = {
+    DIRECT: "direct",
+    ENVOY: "Envoy, passing through",
+    HOSTED: "Envoy, hosting an app that passes through",
+    warden("envoy"): "warden, wire envoy",
+    warden("grpc"): "warden, wire grpc",
+}
+
+
+def show(numbers: dict[str, Any]) -> None:
+    console = Console(width=128)
+    machine = numbers["machine"]
+    console.print(
+        f"\n{machine['cores']} cores {machine['cpu']}, Python {machine['python']}, commit {numbers['commit']}, "
+        f"load average {numbers['load_average']}, calibration {machine['speed_us']} µs, {numbers['seconds']} s"
+    )
+    if "governance" in numbers:
+        console.print(_governance(numbers["governance"]))
+    for name, title in (
+        ("standin", "One ModelInfer of 1 KB, upstream: a stand-in for Triton in C (13 µs a call): the wire alone"),
+        ("triton", "One ModelInfer of 1 KB, upstream: real Triton, Python backend"),
+    ):
+        if name in numbers:
+            console.print(_wires(title, numbers[name]))
+    if "streams" in numbers:
+        console.print(_streams(numbers["streams"]))
+    console.print(_budgets(numbers))
+
+
+def _governance(found: dict[str, Any]) -> Table:
+    table = Table(title="Governance alone: one unary call, 1 KB prompt and output, audit full", title_justify="left")
+    table.add_column("step")
+    table.add_column("µs", justify="right")
+    for name, value in found["steps_us"].items():
+        table.add_row(name, f"{value:.2f}")
+    table.add_section()
+    table.add_row("whole call, CPU, least round (median)", f"{found['cpu_us_min']:.1f} ({found['cpu_us_median']:.1f})")
+    table.add_row("beside it, the wire's: read the headers", f"{found['headers_us_min']:.1f}")
+    table.add_row("all of wire envoy's own Python, governance in it", f"{found['app']['cpu_us_min']:.1f}")
+    return table
+
+
+def _wires(title: str, found: dict[str, Any]) -> Table:
+    table = Table(title=title, title_justify="left")
+    columns = ("way", "RPC/s", "CPU µs/RPC", "× Envoy", "at half load", "ship µs", "alone p50/p99 µs",
+               "half load p50/p99 µs", "RSS MB (ship)")  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="left" if column == "way" else "right")
+    for name, row in found.items():
+        cpu = row.get("cpu_us")
+        rss, ship = row.get("rss_mb"), row.get("ship_rss_mb")
+        table.add_row(
+            _NAMES[name],
+            f"{row['rate']:,}",
+            f"{cpu['min']:.0f} ({cpu['median']:.0f})" if cpu else "–",
+            f"{row['cpu_ratio']:.2f}" if cpu else "–",
+            f"{row['cpu_half_us']:.0f}" if cpu else "–",
+            f"{row['ship_us']:.0f}" if "ship_us" in row else "–",
+            f"{row['calm_us']['p50']:,} / {row['calm_us']['p99']:,}",
+            f"{row['half_us']['p50']:,} / {row['half_us']['p99']:,}",
+            (f"{rss[0]}→{rss[1]}" if rss else "–") + (f" ({ship[0]}→{ship[1]})" if ship else ""),
+        )
+    return table
+
+
+def _streams(found: dict[str, Any]) -> Table:
+    table = Table(title="Streamed tokens, audit full (stand-in upstream)", title_justify="left")
+    for column in ("way", "flood: CPU µs/token", "tokens/s a core", "tokens/s seen", "paced 1,000/s: CPU µs/token",
+                   "lateness p50/p99 µs", "p99 added to Envoy's"):  # fmt: skip
+        table.add_column(column, justify="left" if column == "way" else "right")
+    for name, row in found["paced"].items():
+        flood = found["flood"].get(name)
+        table.add_row(
+            _NAMES[name],
+            f"{flood['cpu_us']:.1f}" if flood else "–",
+            f"{flood['per_core']:,}" if flood and flood["per_core"] else "–",
+            f"{flood['rate']:,}" if flood else "–",
+            f"{row['cpu_us']:.0f}" if name != DIRECT else "–",
+            f"{row['p50_us']:,} / {row['p99_us']:,}",
+            f"{row['p99_added_us']:+,}",
+        )
+    return table
+
+
+def budgets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """Each budget of DESIGN §7 that was measured: what, at most (or at least), where it stands, whether it is met."""
+    rows: list[tuple[str, str, str, bool]] = []
+    if "governance" in numbers:
+        cost = numbers["governance"]["cpu_us_min"]
+        rows.append(("governance itself, CPU µs a unary call", "≤ 25", f"{cost:.1f}", cost <= 25))
+    wire = numbers.get("standin", {}).get(warden("envoy"))
+    if wire is not None:
+        rows += [
+            ("sidecar CPU against Envoy passing through", "≤ 1.5×", f"{wire['cpu_ratio']:.2f}×",
+             wire["cpu_ratio"] <= 1.5),
+            ("p50 latency against that Envoy", "≤ 1.5×", f"{wire['p50_ratio']:.2f}×", wire["p50_ratio"] <= 1.5),
+            ("p99 added at half load", "≤ 1 ms", f"{wire['p99_added_half_us'] / 1000:.2f} ms",
+             wire["p99_added_half_us"] <= 1000),
+            ("memory of serve, at rest", "≤ 150 MB", f"{wire['rss_mb'][0]} MB", wire["rss_mb"][0] <= 150),
+        ]  # fmt: skip
+    if "streams" in numbers:
+        flood = numbers["streams"]["flood"][warden("envoy")]["per_core"] or 0
+        late = numbers["streams"]["paced"][warden("envoy")]["p99_added_us"]
+        rows += [
+            ("streamed tokens a second through one core", "≥ 10,000", f"{flood:,}", flood >= 10_000),
+            ("inter-token p99 added", "≤ 1 ms", f"{late / 1000:.2f} ms", late <= 1000),
+        ]
+    return rows
+
+
+def _budgets(numbers: dict[str, Any]) -> Table:
+    table = Table(title="Budgets of DESIGN §7", title_justify="left")
+    for column in ("what", "budget", "now", ""):
+        table.add_column(column, justify="left" if column in {"what", ""} else "right")
+    for what, budget, now, met in budgets(numbers):
+        table.add_row(what, budget, now, "met" if met else "not yet")
+    return table

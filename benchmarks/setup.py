@@ -1,0 +1,101 @@
+"""What every benchmark starts from: the demo's bundle with its limits lifted, one 1 KB request, and its answer."""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from pathlib import Path
+from typing import Any, Final
+
+from tritonclient.grpc import service_pb2 as kserve
+
+from sidecar.cli.demo.stack import BUNDLE
+
+MODEL: Final = "reply"  # benchmarks/models/reply: vLLM's tensors, unary, answers at once
+STREAM_MODEL: Final = "slow"  # tests/support/models/slow: sends as many tokens as asked for, as fast as asked for
+TEXT_BYTES: Final = 1024  # of the prompt, and of the output
+UNARY: Final = "/inference.GRPCInferenceService/ModelInfer"
+STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+# All five limits stay in force, so that reserving costs what it costs; they are only never met.
+_LIFTED: Final = "{requests: {rate: 1000000/s, burst: 1000000}, tokens: {per_minute: 1000000000}, concurrency: 100000, "
+_MEMORY: Final = "kv_memory: 1TiB, tensor_memory: 1TiB}"
+_PROFILE: Final = "{contract: vllm, kv: {bytes_per_token: 23040, tokens_per_block: 16}, max_tokens: 1000000}"
+
+
+def lifted_bundle(directory: Path) -> Path:
+    """The demo's bundle in ``directory``, with acme's limits lifted and the benchmarks' models granted to it."""
+    shutil.copytree(BUNDLE, directory)
+    shutil.rmtree(directory / "tests", ignore_errors=True)  # they hold the demo's own limits
+    with (directory / "plans.yaml").open("a") as plans:
+        plans.write(f"\nlifted: {_LIFTED}{_MEMORY}\n")
+    with (directory / "models.yaml").open("a") as models:
+        models.writelines(f"\n{name}: {_PROFILE}\n" for name in (MODEL, STREAM_MODEL))
+    tenant = directory / "tenants" / "acme.yaml"
+    text = tenant.read_text()
+    for old, new in (
+        ("plan: gold", "plan: lifted"),
+        ("models: [chat,", f"models: [{MODEL}, {STREAM_MODEL}, chat,"),
+    ):
+        if old not in text:
+            raise LookupError(f"{tenant.name} no longer says {old!r}")
+        text = text.replace(old, new)
+    tenant.write_text(text)
+    return directory
+
+
+def _string(text: bytes) -> bytes:
+    """One BYTES element as raw contents hold it."""
+    return struct.pack("<I", len(text)) + text
+
+
+def _filled(size: int) -> bytes:
+    return (b"All work and no play makes a dull benchmark. " * (size // 45 + 1))[:size]
+
+
+def _input(request: Any, name: str, datatype: str, raw: bytes) -> None:
+    request.inputs.add(name=name, datatype=datatype, shape=[1])
+    request.raw_input_contents.append(raw)
+
+
+def unary_request() -> bytes:
+    """A ModelInferRequest as ``tritonclient`` would send it: 1 KB of prompt, sampling parameters as JSON."""
+    request = kserve.ModelInferRequest(model_name=MODEL, id="bench-1")
+    _input(request, "text_input", "BYTES", _string(_filled(TEXT_BYTES)))
+    _input(request, "sampling_parameters", "BYTES", _string(b'{"max_tokens": 256, "temperature": 0.2}'))
+    request.outputs.add(name="text_output")
+    return bytes(request.SerializeToString())
+
+
+def unary_response() -> bytes:
+    """What ``reply`` answers: 1 KB of output."""
+    response = kserve.ModelInferResponse(model_name=MODEL, model_version="1", id="bench-1")
+    response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
+    response.raw_output_contents.append(_string(_filled(TEXT_BYTES)))
+    return bytes(response.SerializeToString())
+
+
+def stream_request(tokens: int, *, delay_ms: int = 0, request_id: str = "bench-s") -> bytes:
+    """A request to ``slow`` for ``tokens`` responses."""
+    request = kserve.ModelInferRequest(model_name=STREAM_MODEL, id=request_id)
+    _input(request, "text_input", "BYTES", _string(_filled(TEXT_BYTES)))
+    sampling = f'{{"max_tokens": {tokens}, "delay_ms": {delay_ms}}}'
+    _input(request, "sampling_parameters", "BYTES", _string(sampling.encode()))
+    return bytes(request.SerializeToString())
+
+
+def token_response(text: bytes, *, final: bool = False) -> bytes:
+    """One token of a stream as Triton sends it; the last one carries nothing but the final flag."""
+    response = kserve.ModelStreamInferResponse()
+    inner = response.infer_response
+    inner.model_name, inner.model_version, inner.id = STREAM_MODEL, "1", "bench-s"
+    inner.parameters["triton_final_response"].bool_param = final
+    if not final:
+        inner.outputs.add(name="text_output", datatype="BYTES", shape=[1])
+        inner.raw_output_contents.append(_string(text))
+    return bytes(response.SerializeToString())
+
+
+def framed(message: bytes) -> bytes:
+    """One message as gRPC sends it, uncompressed."""
+    return struct.pack(">BI", 0, len(message)) + message

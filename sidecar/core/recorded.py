@@ -1,0 +1,124 @@
+"""A recorded call while it runs: what was delivered so far, how much of it is journaled, what it really used."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+from typing import Final
+
+from sidecar.core.model import Admission, Denial, Instant, ResponseFacts, Usage
+
+__all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "Output", "Recorded"]
+
+# How far the journal may be behind what a client was sent (DESIGN rule 6): 16 KiB, and half of the 100 ms because the
+# other half is the sweep's own period.
+OUTPUT_LAG_BYTES: Final = 16 * 1024
+OUTPUT_LAG_NS: Final = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A run of output text; ``offset`` is its place in the call's whole output, in bytes."""
+
+    offset: int
+    texts: tuple[bytes, ...]
+
+
+class Recorded:
+    """An admission whose journal entry is written: what the forwarder takes. Counts what is delivered until settled."""
+
+    __slots__ = (
+        "_digest",
+        "_exact_in",
+        "_exact_out",
+        "_first_ns",
+        "_flushed_ns",
+        "_input_tokens",
+        "_output_tokens",
+        "_pending",
+        "_pending_bytes",
+        "_response_bytes",
+        "_responses",
+        "_version",
+        "admission",
+        "delivered_bytes",
+        "in_order",
+        "lost",
+        "settled",
+    )
+
+    def __init__(self, admission: Admission, at: Instant) -> None:
+        self.admission = admission
+        self.settled = False
+        self.delivered_bytes = 0  # of output text
+        # Held over taking output and journaling it: the sweep's thread must not be overtaken by the call's own, or
+        # what it took would stand behind what came after it (or behind the outcome), where nobody joins it any more.
+        self.in_order = threading.Lock()
+        self.lost: Denial | None = None  # why output that was taken could not be journaled
+        self._digest = hashlib.sha256()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._flushed_ns = at.mono_ns
+        self._first_ns: int | None = None
+        self._responses = 0
+        self._response_bytes = 0
+        self._input_tokens = admission.facts.prompt_tokens
+        self._exact_in = admission.facts.prompt_tokens_exact
+        self._output_tokens = 0
+        self._exact_out = False
+        self._version = ""
+
+    def count(self, facts: ResponseFacts, at: Instant) -> None:
+        """Add one response message. Without a backend's count, each message with text is taken for one token."""
+        self._responses += 1
+        self._response_bytes += facts.nbytes
+        if self._first_ns is None:
+            self._first_ns = at.mono_ns - self.admission.call.arrived.mono_ns
+        if facts.model_version:
+            self._version = facts.model_version
+        if facts.input_tokens is not None:
+            self._input_tokens, self._exact_in = facts.input_tokens, True
+        if facts.output_tokens is not None:
+            # The first exact count replaces what was guessed so far: counts are sent with every response or with none.
+            base = self._output_tokens if self._exact_out else 0
+            self._output_tokens, self._exact_out = base + facts.output_tokens, True
+        elif not self._exact_out:
+            self._output_tokens += sum(1 for text in facts.texts if text)
+        for text in facts.texts:
+            if text:
+                self._pending.append(text)
+                self._digest.update(text)
+                self._pending_bytes += len(text)
+                self.delivered_bytes += len(text)
+
+    @property
+    def output_sha256(self) -> bytes:
+        """Of all the output text metered so far."""
+        return self._digest.digest()
+
+    def lag(self, at: Instant) -> bool:
+        """Whether the journal would fall too far behind if nothing were written now."""
+        if not self._pending:
+            return False
+        return self._pending_bytes >= OUTPUT_LAG_BYTES or at.mono_ns - self._flushed_ns >= OUTPUT_LAG_NS
+
+    def take(self, at: Instant) -> Output:
+        """The output not journaled yet; it counts as journaled from now on."""
+        output = Output(self.delivered_bytes - self._pending_bytes, tuple(self._pending))
+        self._pending, self._pending_bytes, self._flushed_ns = [], 0, at.mono_ns
+        return output
+
+    def usage(self, at: Instant) -> Usage:
+        return Usage(
+            input_tokens=self._input_tokens,
+            output_tokens=self._output_tokens,
+            input_exact=self._exact_in,
+            output_exact=self._exact_out,
+            responses=self._responses,
+            request_bytes=len(self.admission.call.message),
+            response_bytes=self._response_bytes,
+            first_response_ns=self._first_ns,
+            duration_ns=at.mono_ns - self.admission.call.arrived.mono_ns,
+            model_version=self._version,
+        )

@@ -1,0 +1,231 @@
+"""Bad input gets a clear error, and the sidecar goes on as before."""
+
+from __future__ import annotations
+
+import json
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+from pyqwest import HTTPVersion, StreamError, SyncClient, SyncHTTPTransport
+
+from tests.support.kserve import field, packed, request
+from tests.support.sidecar import INFER, STREAM, Bare, Launch, Sidecar, echo, slow
+from tests.support.stack import eventually
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def unharmed(sidecar: Sidecar) -> Iterator[None]:
+    """After each of these the same process still answers, and holds nothing."""
+    pid = sidecar.pid
+    yield
+    with sidecar.bare() as bare:
+        assert bare.unary(echo(), sidecar.headers()).code == "OK"
+    assert sidecar.pid == pid
+    sidecar.settles()
+
+
+def numbers(payload: bytes, shape: list[int], datatype: str = "FP32") -> bytes:
+    return bytes(request("echo", ("tensor", datatype, shape, payload)).SerializeToString())
+
+
+def texts(payload: bytes, shape: list[int]) -> bytes:
+    return bytes(request("echo", ("text", "BYTES", shape, payload)).SerializeToString())
+
+
+MESSAGES = {
+    "no protobuf": (b"\xff" * 40, "REQUEST_MALFORMED"),
+    "a field cut short": (echo()[:-3], "REQUEST_MALFORMED"),
+    "a group never closed": (b"\x0b" + echo(), "REQUEST_MALFORMED"),
+    "no model": (b"", "REQUEST_MALFORMED"),
+    "two models": (field(1, b"slow") + echo(), "REQUEST_AMBIGUOUS"),
+    "a tensor too small": (numbers(bytes(7), [2]), "REQUEST_MALFORMED"),
+    "a tensor too large": (numbers(bytes(12), [2]), "REQUEST_MALFORMED"),
+    "a negative dimension": (numbers(bytes(4), [-1]), "REQUEST_MALFORMED"),
+    "dimensions that overflow": (numbers(bytes(4), [2**40, 2**40]), "REQUEST_MALFORMED"),
+    "no such datatype": (numbers(bytes(4), [1], "FP31"), "REQUEST_MALFORMED"),
+    "a BYTES length past the end": (texts(struct.pack("<I", 100) + b"x", [1]), "REQUEST_MALFORMED"),
+    "a BYTES length of 4 GB": (texts(struct.pack("<I", 2**32 - 1) + b"x", [1]), "REQUEST_MALFORMED"),
+    "BYTES after the last": (texts(packed(b"a") + b"\x00", [1]), "REQUEST_MALFORMED"),
+    "BYTES one too few": (texts(packed(b"a"), [2]), "REQUEST_MALFORMED"),
+    "BYTES one too many": (texts(packed(b"a", b"b"), [1]), "REQUEST_MALFORMED"),
+    "a payload nobody named": (echo() + field(7, b"zzzz"), "REQUEST_AMBIGUOUS"),
+}
+
+
+class TestMessages:
+    @pytest.mark.parametrize("name", MESSAGES)
+    def test_unary_and_in_band(self, sidecar: Sidecar, bare: Bare, name: str) -> None:
+        message, reason = MESSAGES[name]
+        answer = bare.unary(message, sidecar.headers())
+        assert answer.code == "INVALID_ARGUMENT"
+        assert answer.told().reason in (reason, "REQUEST_MALFORMED", "REQUEST_AMBIGUOUS")
+        assert answer.text.startswith(f"[{reason}] "), answer.text
+        stream = bare.stream([message, slow(1, id="next")], sidecar.headers())
+        first, *rest = list(stream)
+        assert first.error_message == answer.text
+        assert len(rest) == 2
+        assert stream.answer().code == "OK"
+
+    def test_a_wrong_shape_is_tritons_to_explain(self, sidecar: Sidecar, bare: Bare) -> None:
+        answer = bare.unary(numbers(bytes(8), [1, 2]), sidecar.headers())
+        assert answer.code == "INVALID_ARGUMENT"
+        assert "shape" in answer.text
+
+
+class TestCounts:
+    @pytest.mark.parametrize("messages", [[], [echo(), echo()], [echo()] * 50], ids=["none", "two", "fifty"])
+    def test_a_unary_call_has_one_message(self, sidecar: Sidecar, bare: Bare, messages: list[bytes]) -> None:
+        answer = bare.several(messages, sidecar.headers())
+        assert answer.code == "INVALID_ARGUMENT"
+        assert answer.told().reason == "REQUEST_MALFORMED"
+        assert "exactly one expected" in answer.text
+
+    def test_a_stream_may_have_none(self, sidecar: Sidecar, bare: Bare) -> None:
+        stream = bare.stream([], sidecar.headers())
+        assert list(stream) == []
+        assert stream.answer().code == "OK"
+
+
+BODIES = {
+    "flag 7": b"\x07" + len(echo()).to_bytes(4, "big") + echo(),
+    "compressed without an encoding": b"\x01" + len(echo()).to_bytes(4, "big") + echo(),
+    "a message cut short": b"\x00" + (len(echo()) + 50).to_bytes(4, "big") + echo(),
+    "a header cut short": b"\x00\x00\x00",
+    "4 GB announced": b"\x00\xff\xff\xff\xff" + echo(),
+    "noise": bytes(range(256)) * 4,
+}
+
+
+class TestFrames:
+    """HTTP/2 by hand, because gRPC's own libraries won't send these."""
+
+    @pytest.mark.parametrize("path", [INFER, STREAM], ids=["unary", "stream"])
+    @pytest.mark.parametrize("name", BODIES)
+    def test_end_their_own_call(self, sidecar: Sidecar, name: str, path: str) -> None:
+        status, answers = _by_hand(sidecar, path, BODIES[name])
+        if sidecar.wire == "grpc" and name == "flag 7":
+            return  # gRPC's C library looks at the flag's lowest bit only, and so reads a good message
+        assert answers == b""
+        if sidecar.wire == "envoy":
+            assert status == (12 if "encoding" in name else 3)
+        elif path == INFER:
+            assert status in (3, 8, 12, 13)
+        else:
+            assert status in (0, 3, 8, 12, 13)  # gRPC's C library takes a broken frame for the stream's end
+
+    def test_an_encoding_nobody_offers(self, sidecar: Sidecar) -> None:
+        body = b"\x01" + len(echo()).to_bytes(4, "big") + echo()
+        status, _ = _by_hand(sidecar, INFER, body, ("grpc-encoding", "zstd"))
+        assert status == 12 if sidecar.wire == "envoy" else status in (12, 13)
+
+    def test_a_compressed_bomb_is_stopped_at_the_limit(self, sidecar: Sidecar, bare: Bare) -> None:
+        before = sidecar.rss()
+        answer = bare.unary(echo(bytes(300 * 2**20)), sidecar.headers(), compression=grpc.Compression.Gzip)
+        assert answer.code in ("INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
+        if sidecar.wire == "envoy":
+            assert answer.told().reason == "REQUEST_TOO_LARGE"
+        assert sidecar.rss() - before < 600 * 2**20
+
+
+class TestHeaders:
+    def test_10_megabytes_of_metadata(self, sidecar: Sidecar) -> None:
+        """On a connection of its own, which it may cost; and a name list as long in many small ones."""
+        big = {f"x-filler-{n}": "v" * 10_000 for n in range(1000)}
+        with sidecar.bare() as bare:
+            answer = bare.unary(echo(), {**sidecar.headers(), **big})
+        assert answer.code not in ("OK", "DEADLINE_EXCEEDED")
+        assert answer.text
+
+    @pytest.mark.parametrize(
+        ("name", "value", "reason"),
+        [
+            ("x-data-class", "not a class", "REQUEST_MALFORMED"),
+            ("x-warden-subject", "x" * 300, "REQUEST_MALFORMED"),
+            ("x-data-class", "nobody-declared-this", "RESIDENCY_PROCESSING"),
+        ],
+    )
+    def test_of_ours_that_cannot_be_read(
+        self, sidecar: Sidecar, bare: Bare, name: str, value: str, reason: str
+    ) -> None:
+        answer = bare.unary(echo(), sidecar.headers(**{name: value}))
+        assert answer.told().reason == reason
+
+    def test_one_given_twice(self, sidecar: Sidecar, bare: Bare) -> None:
+        call = bare.channel.unary_unary(INFER).future(
+            echo(),
+            metadata=(*sidecar.headers().items(), ("x-data-class", "phi"), ("x-data-class", "public")),
+            timeout=20,
+        )
+        assert call.exception().details().startswith("[REQUEST_AMBIGUOUS]")
+
+
+class TestOtherProtocols:
+    def test_http_that_is_no_grpc(self, sidecar: Sidecar) -> None:
+        transport = SyncHTTPTransport(http_version=HTTPVersion.HTTP2)
+        client = SyncClient(transport)
+        base = f"http://{sidecar.grpc}"
+        for method, path in (("GET", "/"), ("POST", "/v2/models/echo/infer"), ("POST", INFER)):
+            body = b"{}" if method == "POST" else None
+            if sidecar.wire == "grpc":  # gRPC's C library refuses it in its own ways, a reset among them
+                with suppress(StreamError):
+                    response = client.execute(method, base + path, {"content-type": "application/json"}, body)
+                    assert response.status >= 400 or response.headers.get("grpc-status") != "0"
+                continue
+            response = client.execute(method, base + path, {"content-type": "application/json"}, body)
+            assert response.headers["content-type"] == "application/problem+json"
+            problem = json.loads(response.content)
+            assert response.status == problem["status"] == 501
+            assert problem["reason"] == "METHOD_UNKNOWN"
+            assert problem["call_id"] == response.headers["x-warden-call-id"]
+
+
+class TestClientsThatDoNotRead:
+    def test_memory_stays_bounded_and_the_client_is_cut_off(self, own: Launch) -> None:
+        """512 MB wait for a client that reads one message of them."""
+        sidecar = own(overrides={"bounds": {"blocked_write": "2s", "stream_bytes": "8MiB", "buffer_bytes": "64MiB"}})
+        with sidecar.bare() as bare:
+            assert bare.unary(echo(), sidecar.headers()).code == "OK"
+            before = sidecar.rss()
+            peak = [0]
+            done = threading.Event()
+
+            def watch() -> None:
+                while not done.wait(0.05):
+                    peak[0] = max(peak[0], sidecar.rss())
+
+            watcher = threading.Thread(target=watch)
+            watcher.start()
+            stream = bare.stream([slow(512, 0, size=2**20)], sidecar.headers())
+            stream.next()
+            eventually(
+                lambda: sidecar.metric("warden_clients_cut_off_total"), what="the client was cut off", within_s=30
+            )
+            sidecar.settles()
+            done.set()
+            watcher.join()
+            answer = stream.answer()
+        assert answer.code == "RESOURCE_EXHAUSTED"
+        assert answer.told().reason == "MEMORY_TENSOR"
+        assert "does not read" in answer.text
+        assert peak[0] - before < 200 * 2**20, f"{(peak[0] - before) >> 20} MiB"
+        record = sidecar.record(f"{answer.call_id}/1")
+        assert (record["outcome"], record["reason"]) == ("failed", "MEMORY_TENSOR")
+
+
+def _by_hand(sidecar: Sidecar, path: str, body: bytes, *more: tuple[str, str]) -> tuple[int, bytes]:
+    """gRPC status and body of one hand-made request; a reset counts as INTERNAL, as gRPC's mapping has it."""
+    client = SyncClient(SyncHTTPTransport(http_version=HTTPVersion.HTTP2, timeout=20))
+    headers = [("content-type", "application/grpc"), ("te", "trailers"), *sidecar.headers().items(), *more]
+    try:
+        response: Any = client.execute("POST", f"http://{sidecar.grpc}{path}", headers, body)
+    except StreamError:
+        return 13, b""
+    found = response.trailers.get("grpc-status") or response.headers["grpc-status"]
+    return int(found), response.content

@@ -1,0 +1,74 @@
+"""`warden config check`: says whether `warden serve` would start, and everything that stands against it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sidecar.cli.config import app
+from tests.support.config import document, write
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["check", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_good_file_is_good(tmp_path: Path) -> None:
+    path = str(write(tmp_path))
+    assert run(path) == (0, f"{path}: good\n", "")
+    code, out, _ = run(path, "--json")
+    assert (code, json.loads(out)) == (0, {"ok": True, "problems": []})
+    assert not (tmp_path / "journal").exists()
+
+
+def broken(directory: Path) -> Path:
+    whole: dict[str, Any] = document(directory)
+    whole["sidecar"]["region"] = "mars-1"
+    whole["identity"]["keys"] = {"pepper_file": "absent"}
+    whole["identity"]["issuers"][0]["jwks"] = "http://elsewhere.example/jwks"
+    whole["audit"]["journal"]["key_file"] = "absent.key"
+    return write(directory, **whole)
+
+
+def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
+    code, out, err = run(str(broken(tmp_path)))
+    assert (code, out) == (1, "")
+    assert err.startswith("warden: 4 problem(s)\n")
+    for told in ("mars-1", "identity.keys.pepper_file", "jwks", "audit.journal.key_file"):
+        assert told in err
+
+
+def test_as_json_nothing_else_is_on_stdout(tmp_path: Path) -> None:
+    code, out, _ = run(str(broken(tmp_path)), "--json")
+    answer = json.loads(out)
+    assert (code, answer["ok"], len(answer["problems"])) == (1, False, 4)
+
+
+@pytest.mark.parametrize("text", ["sidecar: [", "surprise: 1"])
+def test_what_cannot_be_read_is_told_with_its_place(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "warden.yaml"
+    path.write_text(text)
+    code, _, err = run(str(path))
+    assert code == 1
+    assert f"{path}:1:" in err
+
+
+def test_a_key_beside_what_it_seals_is_refused_as_serve_refuses_it(tmp_path: Path) -> None:
+    whole: dict[str, Any] = document(tmp_path)
+    whole["audit"]["journal"]["directory"] = "keys"
+    code, _, err = run(str(write(tmp_path, **whole)))
+    assert code == 1
+    assert "keep it on another volume" in err
+
+
+def test_a_key_on_the_journals_volume_is_a_warning(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    (tmp_path / "journal").mkdir()
+    code, out, err = run(str(path))
+    assert (code, out) == (0, f"{path}: good\n")
+    assert "on the journal's own volume" in err

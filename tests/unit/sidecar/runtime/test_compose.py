@@ -1,0 +1,106 @@
+"""The composition root: what it needs to start, and that it says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sidecar.core.governor import Mode
+from sidecar.core.model import Durability
+from sidecar.runtime.compose import Rooms, StartError, build, check, identity_problems
+from sidecar.runtime.settings import load
+from tests.support.config import document, write
+from tests.support.identity import ISSUER
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Iterator[Callable[..., Rooms]]:
+    rooms: list[Rooms] = []
+
+    def start(**changes: Any) -> Rooms:
+        rooms.append(build(load(write(tmp_path, **changes))))
+        return rooms[-1]
+
+    yield start
+    for each in rooms:
+        assert each.journal.close() is None
+
+
+def test_the_rooms_are_wired_by_the_configuration(built: Callable[..., Rooms], tmp_path: Path) -> None:
+    keys = {"pepper_file": "keys/pepper"}
+    rooms = built(mode="observe", identity=document(tmp_path)["identity"] | {"keys": keys})
+    assert rooms.governor.mode is Mode.OBSERVE
+    assert rooms.policies.current().place.jurisdiction == "EU"
+    assert len(rooms.jwks) == 1
+    assert rooms.ring is not None
+    assert rooms.keys is not None
+    assert (tmp_path / "journal").is_dir()
+
+
+def test_without_keys_there_is_no_ring(built: Callable[..., Rooms]) -> None:
+    rooms = built()
+    assert rooms.ring is None  # and what keeps it fresh is kept for the deny-list of tokens
+
+
+@pytest.mark.parametrize("mode", Durability)
+def test_the_journals_mode_is_the_configurations(built: Callable[..., Rooms], tmp_path: Path, mode: Durability) -> None:
+    audit = document(tmp_path)["audit"]
+    audit["journal"]["mode"] = str(mode)
+    assert built(audit=audit).recorder._durability is mode
+
+
+def changed(directory: Path, section: str, **values: Any) -> dict[str, Any]:
+    """One section of the good document with values put in, ``__`` between levels."""
+    whole = document(directory)
+    for path, value in values.items():
+        *levels, last = path.split("__")
+        place = whole.setdefault(section, {})
+        for level in levels:
+            place = place[level] if not level.isdigit() else place[int(level)]
+        place[last] = value
+    return {section: whole[section]}
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "told"),
+    [
+        ("sidecar", {"region": "mars-1"}, "mars-1"),
+        ("policy", {"bundle": "absent"}, "absent"),
+        ("audit", {"journal__key_file": "absent.key"}, "audit.journal.key_file"),
+        ("audit", {"journal__directory": "keys/pepper"}, "audit.journal"),
+        ("identity", {"keys": {"pepper_file": "absent"}}, "identity.keys.pepper_file"),
+        ("identity", {"issuers__0__jwks": "http://elsewhere.example/jwks"}, f"identity.issuers: {ISSUER}: jwks"),
+    ],
+)
+def test_what_is_missing_is_said_with_its_place(
+    tmp_path: Path, section: str, values: dict[str, Any], told: str
+) -> None:
+    settings = load(write(tmp_path, **changed(tmp_path, section, **values)))
+    with pytest.raises(StartError, match=told):
+        build(settings)
+
+
+def test_a_sidecar_that_could_not_start_leaves_the_journal_to_the_next(
+    built: Callable[..., Rooms], tmp_path: Path
+) -> None:
+    with pytest.raises(StartError):
+        build(load(write(tmp_path, **changed(tmp_path, "identity", keys={"pepper_file": "absent"}))))
+    built()
+    with pytest.raises(StartError, match=r"audit\.journal"):  # one sidecar a journal
+        build(load(tmp_path / "warden.yaml"))
+
+
+def test_a_check_makes_nothing(tmp_path: Path) -> None:
+    settings = load(write(tmp_path))
+    assert check(settings).current().digest.startswith("sha256:")
+    assert identity_problems(settings) == []
+    assert not (tmp_path / "journal").exists()
+
+
+def test_all_problems_of_identity_are_told_at_once(tmp_path: Path) -> None:
+    values = {"keys": {"pepper_file": "absent"}, "issuers__0__jwks": "http://elsewhere.example/jwks"}
+    problems = identity_problems(load(write(tmp_path, **changed(tmp_path, "identity", **values))))
+    assert [problem.partition(" ")[0] for problem in problems] == ["identity.keys.pepper_file", "identity.issuers:"]

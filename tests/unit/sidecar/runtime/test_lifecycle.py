@@ -1,0 +1,192 @@
+"""One sidecar without a wire: how it starts, what it tells, what it leaves in its journal."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from audit.follow import Follower
+from audit.record import Event, decode
+from audit.seal import load_root_key
+from sidecar.cli.demo.ports import free_ports
+from sidecar.core.model import Secret
+from sidecar.runtime import lifecycle
+from sidecar.runtime.compose import StartError
+from sidecar.runtime.lifecycle import Sidecar
+from sidecar.runtime.settings import load
+from tests.support.config import write
+from tests.support.policy import DEMO_BUNDLE
+from tests.support.store import wait_until
+
+WAITS = (("/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.02; done"), {"PATH": "/usr/bin:/bin"})
+
+
+@dataclass
+class Running:
+    """A started sidecar and where its admin server listens."""
+
+    sidecar: Sidecar
+    admin: int
+    directory: Path
+
+    def ask(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}{path}", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as refusal:
+            with refusal:
+                return refusal.code, refusal.read().decode()
+
+    def metric(self, name: str) -> str:
+        (line,) = [line for line in self.ask("/metrics")[1].splitlines() if line.startswith(name)]
+        return line.rpartition(" ")[2]
+
+    def events(self) -> list[Event]:
+        """Those of its journal, once it has stopped."""
+        root = load_root_key(self.directory / "keys" / "journal.key")
+        assert isinstance(root, Secret)
+        follower = Follower(self.directory / "journal", root, sequence=0)
+        try:
+            found = [decode(data) for _, data, _ in follower]
+        finally:
+            follower.close()
+        return [entry for entry in found if isinstance(entry, Event)]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    running: list[Running] = []
+
+    def start(**changes: Any) -> Running:
+        grpc, admin, triton = free_ports(3)
+        listen = {"grpc": f"127.0.0.1:{grpc}", "admin": f"127.0.0.1:{admin}"}
+        path = write(tmp_path, listen=listen, triton={"grpc": f"127.0.0.1:{triton}"}, **changes)
+        sidecar = Sidecar(load(path), WAITS)
+        sidecar._probe._every = 0.01
+        sidecar.start()
+        running.append(Running(sidecar, admin, tmp_path))
+        return running[-1]
+
+    yield start
+    for each in running:
+        if not each.sidecar._stopping.is_set():
+            each.sidecar.stop()
+        each.sidecar._probe.stop()
+        each.sidecar.rooms.jwks_refresher.stop()
+
+
+def test_a_sidecar_without_triton_lives_and_is_not_ready(start: Callable[..., Running]) -> None:
+    running = start()
+    assert running.ask("/livez")[0] == 200
+    status, told = running.ask("/readyz")
+    assert status == 503
+    assert not running.sidecar.is_ready()
+    assert "upstream" in told
+    assert running.metric("warden_upstream_up") == "0.0"
+    assert float(running.metric("warden_buffer_limit_bytes")) == 2**30
+
+
+def test_a_sidecar_is_ready_with_triton_and_no_more_once_it_drains(start: Callable[..., Running]) -> None:
+    running = start()
+    running.sidecar._probe.stop()
+    running.sidecar._probe.ready = True
+    assert running.ask("/readyz")[0] == 200
+    assert running.sidecar.services.ready()
+    running.sidecar.drain.run()
+    assert running.ask("/readyz")[0] == 503
+    assert not running.sidecar.is_ready()
+    assert running.metric("warden_draining") == "1.0"
+
+
+def test_the_journal_says_what_was_in_force_and_how_it_ended(start: Callable[..., Running]) -> None:
+    running = start()
+    digest = running.sidecar.rooms.policies.current().digest
+    running.sidecar.stop()
+    events = running.events()
+    assert [event.kind for event in events] == ["journal_opened", "bundle_loaded", "sidecar_stopped"]
+    assert events[1].detail == {"digest": digest, "previous": "", "mode": "enforce"}
+
+
+def test_stopping_ends_the_shipper_and_frees_the_journal_and_the_port(start: Callable[..., Running]) -> None:
+    first = start()
+    wait_until(lambda: first.sidecar._shipper._process is not None)
+    first.sidecar.stop()
+    process = first.sidecar._shipper._process
+    assert process is not None
+    assert process.returncode is not None
+    second = start()
+    assert second.ask("/livez")[0] == 200
+
+
+def test_a_changed_bundle_is_taken_up_and_recorded(
+    start: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "RELOAD", 0.02)
+    bundle = Path(shutil.copytree(DEMO_BUNDLE, tmp_path / "bundle"))
+    running = start(policy={"bundle": "bundle"})
+    policies = running.sidecar.rooms.policies
+    before = policies.current().digest
+    models = bundle / "models.yaml"
+    good = models.read_text()
+    models.write_text(good + "\nsurprise: [")
+    wait_until(lambda: 'warden_bundle_loads_total{result="failure"} 1.0' in running.ask("/metrics")[1])
+    assert policies.current().digest == before
+    models.write_text(good + "\n# a change\n")
+    wait_until(lambda: policies.current().digest != before)
+    wait_until(lambda: 'warden_bundle_loads_total{result="success"} 2.0' in running.ask("/metrics")[1])
+    running.sidecar.stop()
+    loads = [event.detail for event in running.events() if event.kind == "bundle_loaded"]
+    assert [load["previous"] for load in loads] == ["", before]
+
+
+def test_a_port_in_use_is_a_start_error(start: Callable[..., Running], tmp_path: Path) -> None:
+    first = start()
+    other = tmp_path / "other"
+    other.mkdir()
+    path = write(other, listen={"admin": f"127.0.0.1:{first.admin}"})
+    sidecar = Sidecar(load(path), WAITS)
+    try:
+        with pytest.raises(StartError, match=r"listen\.admin"):
+            sidecar.start()
+    finally:
+        assert sidecar.rooms.journal.close() is None
+
+
+def test_a_crashed_call_and_a_cut_off_client_are_counted(start: Callable[..., Running]) -> None:
+    running = start()
+    running.sidecar.services.crashed("call-1", ZeroDivisionError("secret"))
+    running.sidecar.services.cut_off("MEMORY_TENSOR")
+    assert running.metric("warden_internal_errors_total") == "1.0"
+    assert running.metric("warden_clients_cut_off_total") == "1.0"
+
+
+def test_a_fault_of_one_sweep_does_not_end_the_sweeping(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[int] = []
+
+    def sweep(_: object) -> None:
+        swept.append(len(swept))
+        if len(swept) == 1:
+            raise ZeroDivisionError
+
+    running = start()
+    monkeypatch.setattr(running.sidecar.rooms.governor, "sweep", sweep)
+    wait_until(lambda: len(swept) >= 3)
+    assert running.metric("warden_internal_errors_total") == "1.0"
+
+
+def test_readiness_tells_each_check_for_operators(start: Callable[..., Running]) -> None:
+    running = start()
+    _, told = running.ask("/readyz")
+    checks = json.loads(told) if told.startswith("{") else told
+    for name in ("upstream", "journal", "draining", "bundle", "mode", "jwks https://issuer.example"):
+        assert name in str(checks)

@@ -1,0 +1,160 @@
+"""warden.yaml: read whole, every mistake told at its place, paths taken from its own directory."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from sidecar.runtime.settings import Settings, SettingsError, load
+from tests.support.config import document, write
+
+BAD = inspect.cleandoc("""
+    sidecar:
+      name: "pod 1"
+      region: eu-west-1
+    mode: enforced
+    listen:
+      grpc: 127.0.0.1
+      admin: 127.0.0.1:99999
+    policy:
+      bundel: bundle
+    identity:
+      issuers:
+        - issuer: https://issuer.example
+          audience: []
+          jwks: keys.json
+          algorithms: [HS256]
+          tenants: [acme]
+    audit:
+      journal:
+        directory: journal
+        key_file: key
+        max_bytes: 8GB
+        keep: 1
+      database:
+        dsn: postgresql://
+    bounds:
+      calls_per_stream: 0
+""")
+# Line, column and key of each mistake in it; how each is worded is policies.yamlfile's own affair.
+PLACES = [
+    ("2:9", "sidecar.name"),
+    ("4:7", "mode"),
+    ("6:9", "listen.grpc"),
+    ("7:10", "listen.admin"),
+    ("8:1", "policy.bundle"),
+    ("9:3", "policy.bundel"),
+    ("13:7", "identity.issuers[0].audience"),
+    ("15:20", "identity.issuers[0].algorithms[0]"),
+    ("21:16", "audit.journal.max_bytes"),
+    ("22:11", "audit.journal.keep"),
+    ("23:3", "audit.database.jurisdiction"),
+    ("26:21", "bounds.calls_per_stream"),
+]
+
+
+def test_every_mistake_is_told_at_once_at_its_own_place(tmp_path: Path) -> None:
+    path = tmp_path / "warden.yaml"
+    path.write_text(BAD)
+    with pytest.raises(SettingsError) as fault:
+        load(path)
+    told = [str(problem) for problem in fault.value.problems]
+    for place, key in PLACES:
+        assert any(line.startswith(f"{path}:{place}: {key}:") for line in told), (place, key, told)
+    assert str(fault.value).splitlines() == told
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "sidecar: [", "a: &x 1\nb: *x"])
+def test_what_is_no_configuration_is_told(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "warden.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError) as fault:
+        load(path)
+    assert str(path) in str(fault.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no such file"):
+        load(tmp_path / "warden.yaml")
+
+
+def test_sizes_and_durations_are_read_as_people_write_them(tmp_path: Path) -> None:
+    bounds = {"message_bytes": "64MiB", "buffer_bytes": 1024, "grace": "90s", "call_timeout": "2m"}
+    settings = load(write(tmp_path, bounds=bounds))
+    assert settings.bounds.message_bytes == 64 * 2**20
+    assert settings.bounds.buffer_bytes == 1024
+    assert (settings.bounds.grace, settings.bounds.call_timeout) == (90.0, 120.0)
+    assert settings.bounds.blocked_write == 30.0
+
+
+def test_paths_are_taken_from_the_files_own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path)
+    monkeypatch.chdir("/")
+    settings = load(path)
+    assert settings.audit.journal.directory == tmp_path / "journal"
+    assert settings.audit.journal.key_file == tmp_path / "keys" / "journal.key"
+    assert settings.audit.database.key_file is None
+    assert settings.policy.bundle.is_absolute()
+    assert settings.identity.issuers[0].jwks == str(tmp_path / "keys" / "jwks.json")
+    monkeypatch.chdir(tmp_path)
+    assert load(Path("warden.yaml")) == settings
+
+
+@pytest.mark.parametrize("url", ["https://issuer.example/jwks", "http://127.0.0.1:9/jwks", "/etc/jwks.json"])
+def test_a_jwks_url_or_whole_path_is_left_as_it_is(tmp_path: Path, url: str) -> None:
+    identity = document(tmp_path)["identity"]
+    identity["issuers"][0]["jwks"] = url
+    assert load(write(tmp_path, identity=identity)).identity.issuers[0].jwks == url
+
+
+@pytest.mark.parametrize(
+    ("address", "good"),
+    [
+        ("127.0.0.1:8011", True),
+        ("[::1]:8011", True),
+        ("triton.default.svc:8001", True),
+        ("localhost:65535", True),
+        ("localhost:65536", False),
+        ("localhost:0", False),
+        (":8011", False),
+        ("localhost", False),
+        ("::1:8011", False),
+        ("127.0.0.1:8011\n", False),
+        ("127.0.0.1:٨٠", False),
+    ],
+)
+def test_an_address_is_host_and_port(tmp_path: Path, address: str, good: bool) -> None:
+    path = write(tmp_path, triton={"grpc": address})
+    if good:
+        assert load(path).triton.grpc == address
+    else:
+        with pytest.raises(SettingsError, match="is not an address"):
+            load(path)
+
+
+@pytest.mark.parametrize("section", [name for name in Settings.model_fields if name != "mode"])
+def test_an_unknown_key_of_any_section_is_a_mistake(tmp_path: Path, section: str) -> None:
+    changed = document(tmp_path)
+    changed.setdefault(section, {})["surprise"] = 1
+    with pytest.raises(SettingsError, match=f"{section}.surprise: unknown key"):
+        load(write(tmp_path, **{section: changed[section]}))
+
+
+def test_settings_are_frozen(tmp_path: Path) -> None:
+    settings = load(write(tmp_path))
+    with pytest.raises(ValidationError):
+        settings.mode = "observe"
+    with pytest.raises(ValidationError):
+        settings.bounds.grace = 1.0
+
+
+def test_a_leeway_may_be_none_at_all_but_not_longer_than_a_minute(tmp_path: Path) -> None:
+    identity = document(tmp_path)["identity"]
+    identity["issuers"][0]["leeway"] = "0s"
+    assert load(write(tmp_path, identity=identity)).identity.issuers[0].leeway == 0
+    identity["issuers"][0]["leeway"] = "61s"
+    with pytest.raises(SettingsError, match="leeway"):
+        load(write(tmp_path, identity=identity))

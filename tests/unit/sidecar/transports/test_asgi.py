@@ -1,0 +1,418 @@
+"""The production wire against ASGI events as Envoy's host gives and takes them (facts/envoy.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sidecar.core.model import Denial
+from sidecar.core.reasons import Reason
+from sidecar.transports import health
+from sidecar.transports.asgi import AsgiWire
+from sidecar.transports.departures import Departures
+from sidecar.transports.exchange import DRAINED
+from sidecar.transports.grpc_frames import FrameReader, frame
+from sidecar.transports.live import LiveRpcs
+from sidecar.triton.protos import ModelStreamInferResponse
+from tests.support import kserve
+from tests.support.core import FakePorts
+from tests.support.wire import BOUNDS, OK_END, FakeUpstream, World, cancelled_at, quiet
+
+SERVICE = "/inference.GRPCInferenceService/"
+REQUEST: bytes = kserve.chat(b"hello", stream=False).SerializeToString()
+ANSWER: bytes = kserve.response(("text_output", "BYTES", [1], kserve.packed(b"hi"))).SerializeToString()
+TOKEN = kserve.streamed(kserve.response(("text_output", "BYTES", [1], kserve.packed(b"a"))), final=True)
+DISCONNECT = {"type": "http.disconnect"}
+
+
+def body(data: bytes = b"", *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.request", "body": data, "more_body": more}
+
+
+class GoneError(OSError):
+    """As pyvoy's ClientDisconnectedError."""
+
+
+class Request:
+    """One HTTP request to the wire, and what came back."""
+
+    def __init__(self, upstream: FakeUpstream | None = None, *, slow: bool = False, **world: Any) -> None:
+        self.world = World(**world)
+        self.upstream = upstream or FakeUpstream([ANSWER, OK_END])
+        self.live = LiveRpcs()
+        self.wire = AsgiWire(self.world.services, self.upstream, self.live)
+        self.sent: list[dict[str, Any]] = []
+        self.slow = slow  # the client reads nothing
+        self.gone_after: int | None = None  # events that the client still takes
+
+    async def send(self, event: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+        if self.gone_after is not None and len(self.sent) >= self.gone_after:
+            raise GoneError
+        if self.slow and event["type"] == "http.response.body":
+            await asyncio.Event().wait()
+        self.sent.append(event)
+
+    async def __call__(
+        self,
+        name: str,
+        *events: dict[str, Any] | Callable[[], object],
+        headers: tuple[tuple[bytes, bytes], ...] = ((b"x-api-key", b"key"),),
+        content_type: bytes = b"application/grpc",
+        verb: str = "POST",
+        stays: bool = False,
+    ) -> None:
+        script = list(events)
+
+        async def receive() -> dict[str, Any]:
+            await asyncio.sleep(0)
+            while script and callable(script[0]):
+                script.pop(0)()  # type: ignore[operator]  # something happens meanwhile
+            if script:
+                return script.pop(0)  # type: ignore[return-value]  # an event
+            if stays:
+                await asyncio.Event().wait()
+            return body()  # after the body's end, at once, again and again
+
+        scope = {
+            "type": "http",
+            "method": verb,
+            "path": name if name.startswith("/") else SERVICE + name,
+            "headers": [(b"content-type", content_type), *headers],
+            "client": ("10.1.2.3", 4567),
+        }
+        await self.wire(scope, receive, self.send)
+
+    # --- the answer as a gRPC client reads it
+
+    @property
+    def headers(self) -> dict[bytes, bytes]:
+        assert self.sent[0]["type"] == "http.response.start"
+        return dict(self.sent[0]["headers"])
+
+    @property
+    def messages(self) -> list[bytes]:
+        frames = FrameReader(10**7)
+        found = [
+            message
+            for event in self.sent
+            if event["type"] == "http.response.body"
+            for message in frames.feed(event["body"])
+        ]
+        frames.end()
+        return found
+
+    @property
+    def status(self) -> str:
+        """``grpc-status``, from the only trailers."""
+        trailers = [event for event in self.sent if event["type"] == "http.response.trailers"]
+        assert len(trailers) == 1
+        assert trailers[0] is self.sent[-1]
+        assert [event["type"] for event in self.sent].count("http.response.start") == 1
+        return dict(trailers[0]["headers"])[b"grpc-status"].decode()
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.world.ports.entries]
+
+
+async def test_a_unary_call_is_answered() -> None:
+    request = Request()
+    await request("ModelInfer", body(frame(REQUEST)))
+    assert (request.status, request.messages) == ("0", [ANSWER])
+    assert request.headers[b"content-type"] == b"application/grpc"
+    assert request.headers[b"x-warden-call-id"] == b"call-1"
+    assert request.sent[0]["trailers"] is True
+    admitted = request.world.ports.entries[0][1]
+    assert admitted.call.peer == "10.1.2.3:4567"  # type: ignore[attr-defined]  # an Admission
+    request.world.assert_even()
+
+
+async def test_a_message_may_come_in_pieces() -> None:
+    request = Request()
+    data = frame(REQUEST)
+    await request("ModelInfer", *(body(data[n : n + 7], more=True) for n in range(0, len(data), 7)), body())
+    assert (request.status, request.messages) == ("0", [ANSWER])
+
+
+async def test_a_refusal_has_its_status_and_no_message() -> None:
+    request = Request(ports=FakePorts(denials={"reserve": Denial(Reason.RATE_TOKENS, retry_after=1.0)}))
+    await request("ModelInfer", body(frame(REQUEST)))
+    assert (request.status, request.messages) == ("8", [])
+    trailers = dict(request.sent[-1]["headers"])
+    assert trailers[b"grpc-message"] == b"[RATE_TOKENS] token budget exceeded; retry in 1s"
+    assert trailers[b"grpc-status-details-bin"]
+    request.world.assert_even()
+
+
+async def test_a_stranger_is_refused_without_reading_the_message() -> None:
+    request = Request()
+    await request("ModelInfer", lambda: pytest.fail("the body was read"), headers=())
+    assert (request.status, request.kinds) == ("16", ["refused"])
+
+
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ([body(frame(REQUEST) + frame(REQUEST))], "3"),
+        ([body(frame(REQUEST), more=True), body(frame(REQUEST))], "3"),
+        ([body()], "3"),
+        ([body(frame(REQUEST)[:-1])], "3"),
+        ([body(b"\x00\xff\xff\xff\xff")], "3"),
+        ([body(b"\x07\x00\x00\x00\x00")], "3"),
+        ([body(b"\x01\x00\x00\x00\x01x")], "12"),
+    ],
+    ids=["two messages", "two in two pieces", "none", "cut short", "too large", "bad flag", "compressed"],
+)
+async def test_what_is_not_one_message_is_refused(events: list[dict[str, Any]], status: str) -> None:
+    request = Request()
+    await request("ModelInfer", *events)
+    assert (request.status, request.messages, request.upstream.calls) == (status, [], [])
+    assert request.kinds == ([] if status == "12" else ["refused"])
+    request.world.assert_even()
+
+
+@pytest.mark.parametrize(("data", "told"), [(b"", b"no message"), (frame(REQUEST) * 2, b"more than one message")])
+async def test_a_wrong_count_of_messages_is_named(data: bytes, told: bytes) -> None:
+    request = Request()
+    await request("ModelInfer", body(data))
+    assert told + b" in a unary call" in dict(request.sent[-1]["headers"])[b"grpc-message"]
+
+
+async def test_a_message_the_budget_has_no_room_for_is_refused() -> None:
+    request = Request(buffer=len(REQUEST))
+    await request("ModelInfer", body(frame(REQUEST)))
+    assert (request.status, request.kinds) == ("8", ["refused"])
+    request.world.assert_even()
+
+
+async def test_a_message_that_does_not_come_by_the_deadline_is_refused() -> None:
+    request = Request()
+    headers = ((b"x-api-key", b"key"), (b"grpc-timeout", b"20m"))
+    await request("ModelInfer", body(b"\x00", more=True), headers=headers, stays=True)
+    assert (request.status, request.kinds) == ("4", ["refused"])
+    request.world.assert_even()
+
+
+async def test_a_client_that_leaves_while_uploading_is_answered_nothing() -> None:
+    request = Request()
+    await request("ModelInfer", body(frame(REQUEST)[:9], more=True), DISCONNECT)
+    assert (request.sent, request.upstream.calls) == ([], [])
+    request.world.assert_even()
+
+
+@pytest.mark.parametrize("taken", [0, 1, 2, 3])
+async def test_a_client_that_leaves_during_its_answer_is_no_crash(taken: int) -> None:
+    request = Request()
+    request.gone_after = taken
+    await request("ModelInfer", body(frame(REQUEST)))
+    assert (len(request.sent), request.world.crashes) == (taken, [])
+    request.world.assert_even()
+
+
+async def test_a_client_that_reads_nothing_is_left() -> None:
+    request = Request(slow=True, bounds=replace(BOUNDS, blocked_write=0.02))
+    await request("ModelInfer", body(frame(REQUEST)))
+    assert [event["type"] for event in request.sent] == ["http.response.start"]
+    request.world.assert_even()
+
+
+# --- the crash barrier --------------------------------------------------------------------------------------------
+
+
+async def test_a_crash_is_internal_never_an_empty_answer() -> None:
+    request = Request(ports=FakePorts(faults={"identify": ZeroDivisionError()}))
+    await request("ModelInfer", body(frame(REQUEST)))
+    assert request.status == "13"
+    assert [type(fault) for fault in request.world.crashes] == [ZeroDivisionError]
+
+
+async def test_a_crash_behind_a_client_that_left_raises_nothing() -> None:
+    request = Request(ports=FakePorts(faults={"identify": ZeroDivisionError()}))
+    request.gone_after = 0
+    await request("ModelInfer", body(frame(REQUEST)))
+    assert (request.sent, len(request.world.crashes)) == ([], 1)
+
+
+async def test_a_crash_of_a_stream_ends_it_with_internal() -> None:
+    request = Request()
+    request.world.ports.faults["reserve"] = ZeroDivisionError()
+    await request("ModelStreamInfer", body(frame(REQUEST)))
+    assert (request.status, request.messages) == ("13", [])
+    request.world.assert_even()
+    await quiet("departures")
+
+
+# --- not gRPC -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verb", "content_type"),
+    [("GET", b"application/grpc"), ("POST", b"application/json"), ("POST", b""), ("POST", b"application/grpc-web")],
+)
+async def test_plain_http_is_told_a_problem(verb: str, content_type: bytes) -> None:
+    request = Request()
+    await request("ModelInfer", body(b"{}"), verb=verb, content_type=content_type)
+    assert request.sent[0]["status"] == 501
+    assert request.headers[b"content-type"] == b"application/problem+json"
+    assert json.loads(request.sent[1]["body"])["reason"] == "METHOD_UNKNOWN"
+    assert request.kinds == []
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+async def test_plain_http_that_left_is_no_crash(taken: int) -> None:
+    request = Request()
+    request.gone_after = taken
+    await request("ModelInfer", body(), content_type=b"text/plain")
+    assert request.world.crashes == []
+
+
+async def test_grpc_with_its_encoding_named_is_grpc() -> None:
+    request = Request()
+    await request("ModelInfer", body(frame(REQUEST)), content_type=b"application/grpc+proto")
+    assert request.status == "0"
+
+
+async def test_an_unknown_method_is_unimplemented_and_recorded() -> None:
+    request = Request()
+    await request("/made.Up/Thing", body(frame(b"")))
+    assert (request.status, request.kinds) == ("12", ["refused"])
+
+
+# --- health -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ServerLive", "ServerReady", "/grpc.health.v1.Health/Check"])
+async def test_health_is_answered_to_anyone_and_not_recorded(name: str) -> None:
+    request = Request()
+    await request(name, body(frame(b"")), headers=())
+    assert (request.status, request.messages, request.kinds) == ("0", [b"\x08\x01"], [])
+
+
+async def test_a_watch_lasts_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "POLL", 0.001)
+    request = Request()
+    task = asyncio.ensure_future(
+        request("/grpc.health.v1.Health/Watch", body(frame(b"")), headers=((b"grpc-timeout", b"100m"),))
+    )
+    while not request.sent:
+        await asyncio.sleep(0)
+    request.world.clock.pass_ms(101)
+    await task
+    assert (request.status, request.messages) == ("4", [b"\x08\x01"])
+
+
+async def test_a_watch_ends_with_its_client() -> None:
+    request = Request()
+    await request("/grpc.health.v1.Health/Watch", DISCONNECT)
+    assert request.messages == [b"\x08\x01"]
+    assert request.world.crashes == []
+
+
+# --- streams ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_is_answered_in_frames() -> None:
+    request = Request(FakeUpstream([TOKEN]))
+    await request("ModelStreamInfer", body(frame(REQUEST) + frame(REQUEST)))
+    assert (request.status, request.messages) == ("0", [TOKEN, TOKEN])
+    request.world.assert_even()
+    await quiet("departures")
+
+
+async def test_a_long_stream_does_not_use_up_the_budget_by_and_by() -> None:
+    request = Request(FakeUpstream([TOKEN]), buffer=4 * len(REQUEST), bounds=replace(BOUNDS, calls_per_stream=1))
+    await request("ModelStreamInfer", *(body(frame(REQUEST), more=True) for _ in range(30)), body())
+    assert (request.status, len(request.messages)) == ("0", 30)
+    request.world.assert_even()
+
+
+async def test_a_streams_headers_are_sent_before_anything_is_answered() -> None:
+    """pyvoy keeps them back until the first data, and a client waits for them before it sends more."""
+    request = Request(FakeUpstream([]))
+    task = asyncio.ensure_future(request("ModelStreamInfer", stays=True))
+    while len(request.sent) < 2:
+        await asyncio.sleep(0)
+    assert [event["type"] for event in request.sent] == ["http.response.start", "http.response.body"]
+    assert request.sent[1] == {"type": "http.response.body", "body": b"", "more_body": True}
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_stream_of_no_message_is_ok() -> None:
+    request = Request()
+    await request("ModelStreamInfer", body())
+    assert (request.status, request.messages, request.kinds) == ("0", [], [])
+
+
+async def test_a_streams_refusal_is_a_message_and_its_status_ok() -> None:
+    request = Request(ports=FakePorts(denials={"reserve": Denial(Reason.CONCURRENCY)}))
+    await request("ModelStreamInfer", body(frame(REQUEST)))
+    (told,) = request.messages
+    assert ModelStreamInferResponse.FromString(told).error_message.startswith("[CONCURRENCY]")
+    assert request.status == "0"
+
+
+async def test_a_stream_whose_client_disconnects_settles_its_calls() -> None:
+    request = Request(FakeUpstream([]))
+    await request("ModelStreamInfer", body(frame(REQUEST), more=True), DISCONNECT)
+    assert request.world.outcomes == {"call-1/1": ("cancelled", "CLIENT_CANCELLED")}
+    request.world.assert_even()
+    await quiet("departures")
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_request_that_ends_inside_a_message_is_malformed(name: str) -> None:
+    request = Request()
+    await request(name, body(frame(REQUEST)[:-1]))
+    assert request.status == "3"
+    assert b"inside a message" in dict(request.sent[-1]["headers"])[b"grpc-message"]
+    request.world.assert_even()
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_client_that_leaves_while_triton_works_is_noticed(name: str) -> None:
+    request = Request(FakeUpstream([]))
+    request.wire._departures[asyncio.get_running_loop()] = Departures(0.001)
+    script = [body(frame(REQUEST)), DISCONNECT]
+    await asyncio.wait_for(request(name, *script), 5)
+    assert list(request.world.outcomes.values()) == [("cancelled", "CLIENT_CANCELLED")]
+    assert request.upstream.calls[0].cancelled == 1
+    request.world.assert_even()
+    await quiet("departures")
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
+async def test_a_drain_is_told_to_the_client(name: str) -> None:
+    request = Request(FakeUpstream([]))
+    task = asyncio.ensure_future(request(name, body(frame(REQUEST)), stays=True))
+    while not request.upstream.calls:
+        await asyncio.sleep(0)
+    request.live.cut_all(DRAINED)
+    await task
+    assert request.status == "14"
+    assert [reason for _, reason in request.world.outcomes.values()] == ["DRAINING"]
+    request.world.assert_even()
+    await quiet("departures")
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
+async def test_cancelling_at_any_step_leaves_nothing_held(name: str) -> None:
+    reached, step = True, 0
+    while reached:
+        script = [ANSWER, OK_END] if name == "ModelInfer" else [TOKEN]
+        request = Request(FakeUpstream(script))
+        data = frame(REQUEST)
+        reached = await cancelled_at(step, request(name, body(data[:9], more=True), body(data[9:])))
+        await quiet("departures")
+        request.world.assert_even()
+        assert request.world.crashes == []
+        assert len(request.live) == 0
+        step += 1
+    assert step > 8

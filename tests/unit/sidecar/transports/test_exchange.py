@@ -1,0 +1,117 @@
+"""One governed call without I/O: each ending settles, with the outcome that it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sidecar.core.governor import Mode
+from sidecar.core.model import Denial, Forward
+from sidecar.core.reasons import Code, Reason
+from sidecar.transports.exchange import CRASHED, DRAINED, Exchange, UpstreamEnd
+from tests.support import kserve
+from tests.support.core import FakePorts
+from tests.support.wire import MODEL_INFER, World
+
+REQUEST: bytes = kserve.chat(b"hello").SerializeToString()
+NO_AUDIT = Denial(Reason.AUDIT_UNAVAILABLE, retry_after=1.0)
+
+
+def opened(world: World) -> Exchange:
+    exchange = Exchange(world.services, world.context(MODEL_INFER).call(REQUEST))
+    assert isinstance(exchange.open(), Forward)
+    assert exchange.unsettled
+    return exchange
+
+
+ENDINGS: list[tuple[str, Callable[[Exchange], object], tuple[str, str]]] = [
+    ("complete", lambda e: e.complete(), ("completed", "")),
+    ("ended well", lambda e: e.ended(UpstreamEnd(0)), ("completed", "")),
+    ("ended badly", lambda e: e.ended(UpstreamEnd(3, "bad shape")), ("failed", "")),
+    ("errored", lambda e: e.errored("out of memory"), ("failed", "")),
+    ("drained", lambda e: e.failed(DRAINED), ("failed", "DRAINING")),
+    ("crashed", lambda e: e.failed(CRASHED), ("failed", "INTERNAL")),
+    ("cancelled", lambda e: e.failed(Denial(Reason.CLIENT_CANCELLED)), ("cancelled", "CLIENT_CANCELLED")),
+]
+
+
+@pytest.mark.parametrize(("ending", "outcome"), [row[1:] for row in ENDINGS], ids=[row[0] for row in ENDINGS])
+def test_every_ending_settles_with_its_outcome(ending: Callable[[Exchange], object], outcome: tuple[str, str]) -> None:
+    world = World()
+    exchange = opened(world)
+    ending(exchange)
+    assert not exchange.unsettled
+    assert list(world.outcomes.values()) == [outcome]
+    world.assert_even()
+
+
+@pytest.mark.parametrize("ending", [row[1] for row in ENDINGS], ids=[row[0] for row in ENDINGS])
+def test_a_second_ending_is_a_bug(ending: Callable[[Exchange], object]) -> None:
+    world = World()
+    exchange = opened(world)
+    exchange.complete()
+    with pytest.raises(RuntimeError):
+        ending(exchange)
+    world.assert_even()
+
+
+def test_an_end_that_cannot_be_recorded_is_not_told_as_ok() -> None:
+    world = World(ports=FakePorts(denials={"journal settled": NO_AUDIT}))
+    assert opened(world).ended(UpstreamEnd(0)).code == Code.UNAVAILABLE
+    assert opened(world).complete() == NO_AUDIT
+
+
+@pytest.mark.parametrize(
+    ("denial", "recorded"),
+    [
+        (Denial(Reason.INTERNAL, "told", internal="not told"), "not told"),
+        (Denial(Reason.INTERNAL, "told"), "told"),
+        (Denial(Reason.INTERNAL), ""),
+    ],
+)
+def test_the_record_has_what_the_client_is_not_told(denial: Denial, recorded: str) -> None:
+    world = World()
+    opened(world).failed(denial)
+    _, settled = world.ports.entries[-1]
+    assert settled[2].internal == recorded  # type: ignore[index]  # call, output, outcome, usage
+
+
+def test_a_refused_call_holds_nothing_and_names_its_request() -> None:
+    world = World(ports=FakePorts(denials={"authorise": Denial(Reason.POLICY_FORBIDS)}))
+    message = kserve.chat(b"hello")
+    message.id = "mine"
+    exchange = Exchange(world.services, world.context(MODEL_INFER).call(message.SerializeToString()))
+    refused = exchange.open()
+    assert isinstance(refused, Denial)
+    assert refused.reason is Reason.POLICY_FORBIDS
+    assert not exchange.unsettled
+    assert exchange.request_id == "mine"
+
+
+def test_an_observed_call_that_could_not_be_read_still_names_its_request() -> None:
+    world = World(mode=Mode.OBSERVE)
+    message = kserve.chat(b"hello")
+    message.id = "mine"
+    message.raw_input_contents.pop()  # a tensor without its payload
+    exchange = Exchange(world.services, world.context(MODEL_INFER).call(message.SerializeToString()))
+    assert isinstance(exchange.open(), Forward)
+    assert exchange.request_id == "mine"
+
+
+def test_tritons_words_stand_where_no_reason_of_ours_fits() -> None:
+    status = opened(World()).ended(UpstreamEnd(3, "unexpected shape for input 'x'"))
+    assert (status.code, status.message, status.details) == (3, "unexpected shape for input 'x'", b"")
+
+
+def test_an_in_band_error_is_told_as_a_reason_of_ours_where_there_is_one() -> None:
+    assert opened(World()).errored("out of memory") is None
+    assert opened(World()).errored("Exceeds maximum queue size") == Denial(Reason.UPSTREAM_QUEUE_FULL, retry_after=1.0)
+    unrecorded = World(ports=FakePorts(denials={"journal settled": NO_AUDIT}))
+    assert opened(unrecorded).errored("Exceeds maximum queue size") == NO_AUDIT
+
+
+def test_a_full_queue_may_be_tried_again() -> None:
+    status = opened(World()).ended(UpstreamEnd(14, "Exceeds maximum queue size"))
+    assert status.code == Code.RESOURCE_EXHAUSTED
+    assert status.message.endswith("retry in 1s")

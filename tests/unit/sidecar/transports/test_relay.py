@@ -1,0 +1,549 @@
+"""A client's stream: each message its own call; whatever ends it, each call is settled once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sidecar.core.model import Denial, MalformedRequest
+from sidecar.core.reasons import Code, Reason
+from sidecar.core.recorded import OUTPUT_LAG_BYTES
+from sidecar.transports import relay as relay_module
+from sidecar.transports import render
+from sidecar.transports.budget import Held
+from sidecar.transports.exchange import DRAINED, UpstreamEnd
+from sidecar.transports.grpc_frames import UnsupportedEncoding
+from sidecar.transports.live import LiveRpcs
+from sidecar.transports.outbox import ClientGone
+from sidecar.transports.relay import StreamRelay
+from sidecar.triton.peek import EMPTY_FINAL_SUFFIX
+from sidecar.triton.protos import ModelInferRequest
+from tests.support import kserve
+from tests.support.core import FakePorts
+from tests.support.wire import (
+    BOUNDS,
+    OK_END,
+    STREAM_INFER,
+    FakeClient,
+    FakeUpstream,
+    World,
+    cancelled_at,
+    done,
+    quiet,
+    sending,
+)
+
+NO_AUDIT = Denial(Reason.AUDIT_UNAVAILABLE, retry_after=1.0)
+
+
+def ask(request_id: str = "r1", *, sequence: int = 0, empty_final: bool = False) -> bytes:
+    message = kserve.chat(b"hello")
+    message.id = request_id
+    if sequence:
+        message.parameters["sequence_id"].int64_param = sequence
+    if empty_final:
+        message.parameters["triton_enable_empty_final_response"].bool_param = True
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def token(text: bytes, *, request_id: str = "r1", final: bool = False) -> bytes:
+    return kserve.streamed(
+        kserve.response(("text_output", "BYTES", [1], kserve.packed(text)), id=request_id), final=final
+    )
+
+
+FINAL = kserve.streamed(kserve.response(id="r1"), final=True)  # the empty one of a decoupled model
+
+
+class Rpc:
+    """One client stream on a world of its own."""
+
+    def __init__(self, upstream: FakeUpstream, **world: Any) -> None:
+        self.world = World(**world)
+        self.client = FakeClient()
+        self.upstream = upstream
+        self.live = LiveRpcs()
+
+    async def run(
+        self,
+        *messages: bytes | Exception,
+        forever: bool = False,
+        headers: tuple[tuple[str, str], ...] = (),
+        source: Callable[[Held], AsyncIterator[bytes]] | None = None,
+    ) -> render.Status:
+        world = self.world
+        with Held(world.budget) as held:
+            context = world.context(STREAM_INFER, *headers)
+            relay = StreamRelay(world.services, context, self.upstream, self.client.send, held, framed=False)
+            with self.live.track(on_end=relay.end_with) as live:
+                incoming = source(held) if source else sending(*messages, held=held, forever=forever)
+                try:
+                    return await relay.run(incoming)
+                except asyncio.CancelledError:
+                    assert live.ending or asyncio.current_task().cancelling()  # type: ignore[union-attr]  # we are in one
+                    raise
+
+    @property
+    def told(self) -> list[str]:
+        """What the client was sent: texts, refusals' reasons, or "final"."""
+        found = []
+        for each in self.client.streamed():
+            answer = each.infer_response
+            if each.error_message:
+                found.append(answer.parameters["warden_reason"].string_param or f"error {each.error_message}")
+            else:
+                found.append(answer.raw_output_contents[0][4:].decode() if answer.outputs else "final")
+        return found
+
+
+async def until(holds: Callable[[], object]) -> None:
+    for _ in range(200):
+        if holds():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("the condition never came true")
+
+
+# --- answers ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_stream_is_relayed_and_its_call_completed() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a"), token(b"b"), FINAL]))
+    status = await rpc.run(ask())
+    assert status == render.OK
+    assert rpc.told == ["a", "b"]  # the empty final response was not asked for
+    assert rpc.world.outcomes == {"call-1/1": ("completed", "")}
+    (call,) = rpc.upstream.calls
+    assert call.message == ask() + EMPTY_FINAL_SUFFIX
+    assert ModelInferRequest.FromString(call.message).parameters["triton_enable_empty_final_response"].bool_param
+    assert call.half_closed
+    rpc.world.assert_even()
+    await quiet()
+
+
+async def test_the_empty_final_response_is_shown_to_who_asked_for_it() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a"), FINAL]))
+    await rpc.run(ask(empty_final=True))
+    assert rpc.told == ["a", "final"]
+    assert rpc.upstream.calls[0].message == ask(empty_final=True)
+
+
+async def test_a_final_response_with_output_is_shown() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a", final=True)]))
+    assert await rpc.run(ask()) == render.OK
+    assert rpc.told == ["a"]
+    rpc.world.assert_even()
+
+
+async def test_each_message_is_a_call_of_its_own() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a"), FINAL], [token(b"b", request_id="r2"), FINAL]))
+    await rpc.run(ask("r1"), ask("r2"))
+    assert sorted(rpc.told) == ["a", "b"]
+    assert set(rpc.world.outcomes) == {"call-1/1", "call-1/2"}
+    spans = {dict(call.metadata)["traceparent"] for call in rpc.upstream.calls}
+    assert len(spans) == 2
+    rpc.world.assert_even()
+
+
+async def test_what_follows_the_final_response_is_drained_not_delivered() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a", final=True), token(b"ghost"), OK_END]))
+    await rpc.run(ask())
+    assert rpc.told == ["a"]
+
+
+async def test_an_end_without_a_final_response_completes_the_call() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a"), OK_END]))
+    assert await rpc.run(ask()) == render.OK
+    assert (rpc.told, rpc.world.outcomes) == (["a"], {"call-1/1": ("completed", "")})
+    rpc.world.assert_even()
+
+
+# --- bad ends -----------------------------------------------------------------------------------------------------
+
+
+async def test_tritons_bad_end_is_told_in_band_and_the_stream_lives_on() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a"), UpstreamEnd(13, "model died")], [token(b"b"), FINAL]))
+    assert await rpc.run(ask("r1"), ask("r2")) == render.OK
+    assert sorted(rpc.told) == ["a", "b", "error model died"]
+    error = next(each for each in rpc.client.streamed() if each.error_message)
+    assert error.infer_response.id == "r1"
+    assert error.infer_response.parameters["triton_final_response"].bool_param
+    assert rpc.world.outcomes == {"call-1/1": ("failed", ""), "call-1/2": ("completed", "")}
+    rpc.world.assert_even()
+
+
+@pytest.mark.parametrize("final", [True, None])
+async def test_an_in_band_error_of_triton_that_is_final_or_says_nothing_ends_its_call(final: bool | None) -> None:
+    error = kserve.streamed(kserve.response(id="r1"), error="out of memory", final=final)
+    rpc = Rpc(FakeUpstream([token(b"a"), error]))
+    assert await rpc.run(ask()) == render.OK
+    assert rpc.told == ["a", "error out of memory"]
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "")}
+    rpc.world.assert_even()
+
+
+async def test_a_decoupled_model_may_go_on_after_an_error_but_its_call_has_failed() -> None:
+    error = kserve.streamed(kserve.response(id="r1"), error="one beam died", final=False)
+    rpc = Rpc(FakeUpstream([error, token(b"b"), FINAL]))
+    assert await rpc.run(ask()) == render.OK
+    assert rpc.told == ["error one beam died", "b"]
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "")}
+    rpc.world.assert_even()
+
+
+async def test_a_crash_of_one_call_leaves_its_neighbours_alone() -> None:
+    rpc = Rpc(FakeUpstream([ZeroDivisionError()], [token(b"b"), FINAL]))
+    assert await rpc.run(ask("r1"), ask("r2")) == render.OK
+    assert sorted(rpc.told) == ["INTERNAL", "b"]
+    assert rpc.world.outcomes["call-1/1"] == ("failed", "INTERNAL")
+    assert len(rpc.world.crashes) == 1
+    rpc.world.assert_even()
+
+
+async def test_a_crash_after_the_final_response_is_no_second_outcome() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a", final=True), ZeroDivisionError()]))
+    assert await rpc.run(ask()) == render.OK
+    assert (rpc.told, len(rpc.world.crashes)) == (["a"], 1)
+    rpc.world.assert_even()
+
+
+async def test_an_outcome_that_cannot_be_recorded_is_told_instead_of_the_end() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a", final=True)]))
+    rpc.world.ports.denials["journal settled"] = NO_AUDIT
+    assert await rpc.run(ask()) == render.OK
+    assert rpc.told == ["AUDIT_UNAVAILABLE"]
+
+
+async def test_output_that_cannot_be_recorded_cuts_its_call_off_and_no_other() -> None:
+    rpc = Rpc(FakeUpstream([token(b"x" * OUTPUT_LAG_BYTES), FINAL], [token(b"b"), FINAL]))
+    rpc.world.ports.denials["journal output"] = NO_AUDIT
+    assert await rpc.run(ask("r1"), ask("r2")) == render.OK
+    assert sorted(rpc.told) == ["AUDIT_UNAVAILABLE", "b"]
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "AUDIT_UNAVAILABLE"), "call-1/2": ("completed", "")}
+    assert rpc.upstream.calls[0].cancelled == 1
+    rpc.world.assert_even()
+
+
+@pytest.mark.parametrize(("lost", "told"), [(0, ["AUDIT_UNAVAILABLE"]), (1, ["a", "AUDIT_UNAVAILABLE"])])
+async def test_a_strict_call_whose_entries_may_be_lost_is_told_so(lost: int, told: list[str]) -> None:
+    rpc = Rpc(FakeUpstream([token(b"a"), FINAL]))
+    answers = [done(NO_AUDIT if n == lost else None) for n in range(2)]
+    rpc.world.durable = lambda _: answers.pop(0)
+    assert await rpc.run(ask()) == render.OK
+    assert rpc.told == told
+    assert len(rpc.upstream.calls) == lost
+    rpc.world.assert_even()
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_refusal_is_told_in_band_with_the_clients_own_id() -> None:
+    ports = FakePorts(denials={"reserve": Denial(Reason.RATE_TOKENS, retry_after=1.5)})
+    rpc = Rpc(FakeUpstream([]), ports=ports)
+    assert await rpc.run(ask("mine")) == render.OK
+    (refusal,) = rpc.client.streamed()
+    assert refusal.error_message == "[RATE_TOKENS] token budget exceeded; retry in 1.5s"
+    assert refusal.infer_response.id == "mine"
+    assert refusal.infer_response.parameters["warden_reason"].string_param == "RATE_TOKENS"
+    assert refusal.infer_response.parameters["warden_retry_after_ms"].int64_param == 1500
+    assert refusal.infer_response.parameters["triton_final_response"].bool_param
+    rpc.world.assert_even()
+
+
+async def test_refused_messages_leave_room_for_those_behind_them() -> None:
+    ports = FakePorts(denials={"reserve": Denial(Reason.CONCURRENCY)})
+    rpc = Rpc(FakeUpstream([]), ports=ports, bounds=replace(BOUNDS, calls_per_stream=1))
+    assert await asyncio.wait_for(rpc.run(ask("r1"), ask("r2"), ask("r3")), 5) == render.OK
+    assert rpc.told == ["CONCURRENCY"] * 3
+
+
+async def test_a_credential_that_fails_ends_the_rpc_and_the_calls_under_way() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a")]))
+
+    async def source(held: Held) -> AsyncIterator[bytes]:
+        async for message in sending(ask(), held=held):
+            yield message
+        await until(lambda: rpc.told)
+        rpc.world.ports.denials["identify"] = Denial(Reason.TOKEN_EXPIRED)
+        async for message in sending(ask("r2"), held=held, forever=True):
+            yield message
+
+    status = await rpc.run(source=source)
+    assert status.code == Code.UNAUTHENTICATED
+    assert rpc.told == ["a"]
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "TOKEN_EXPIRED")}  # not by the client's own will
+    assert rpc.upstream.calls[0].cancelled == 1
+    rpc.world.assert_even()
+    await quiet()
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "recorded"),
+    [
+        (MalformedRequest("cut short"), Code.INVALID_ARGUMENT, True),
+        (MalformedRequest("big", Reason.REQUEST_TOO_LARGE), Code.INVALID_ARGUMENT, True),
+        (BufferError(), Code.RESOURCE_EXHAUSTED, True),
+        (UnsupportedEncoding("br"), Code.UNIMPLEMENTED, False),
+    ],
+)
+async def test_bytes_that_are_no_message_end_the_rpc(fault: Exception, code: Code, recorded: bool) -> None:
+    rpc = Rpc(FakeUpstream([]))
+    status = await rpc.run(ask(), fault)
+    assert status.code == code
+    assert [kind for kind, _ in rpc.world.ports.entries].count("refused") == recorded
+    assert rpc.world.outcomes["call-1/1"][0] == "failed"
+    rpc.world.assert_even()
+    await quiet()
+
+
+async def test_a_crash_of_the_reader_settles_what_was_under_way() -> None:
+    rpc = Rpc(FakeUpstream([]))
+    with pytest.raises(ZeroDivisionError):
+        await rpc.run(ask(), ZeroDivisionError())
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "INTERNAL")}
+    rpc.world.assert_even()
+    await quiet()
+
+
+# --- bounds -------------------------------------------------------------------------------------------------------
+
+
+async def test_no_more_calls_than_allowed_are_in_flight_at_once() -> None:
+    go_on = asyncio.Event()
+    rpc = Rpc(FakeUpstream([go_on, FINAL]), bounds=replace(BOUNDS, calls_per_stream=2))
+    task = asyncio.ensure_future(rpc.run(*(ask(f"r{n}") for n in range(5))))
+    await until(lambda: len(rpc.upstream.calls) == 2)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(rpc.upstream.calls) == 2
+    go_on.set()
+    assert await task == render.OK
+    assert len(rpc.world.outcomes) == 5
+    rpc.world.assert_even()
+
+
+async def test_what_calls_held_is_given_back_as_they_end() -> None:
+    """A long stream must not use up the budget by and by."""
+    rpc = Rpc(FakeUpstream([FINAL]), bounds=replace(BOUNDS, calls_per_stream=1), buffer=3 * len(ask("r99")))
+    assert await rpc.run(*(ask(f"r{n}") for n in range(10, 40))) == render.OK
+    assert len(rpc.world.outcomes) == 30
+
+
+async def test_a_client_that_reads_too_slowly_is_cut_off() -> None:
+    rpc = Rpc(FakeUpstream([token(b"x" * 20_000)] * 5))
+    rpc.client.blocked = asyncio.Event()
+    status = await rpc.run(ask(), forever=True)
+    assert (status.code, rpc.world.cut_off) == (Code.RESOURCE_EXHAUSTED, ["MEMORY_TENSOR"])
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "MEMORY_TENSOR")}
+    rpc.world.assert_even()
+    await quiet()
+
+
+async def test_a_client_that_takes_nothing_for_too_long_is_cut_off() -> None:
+    rpc = Rpc(FakeUpstream([token(b"x")]), bounds=replace(BOUNDS, blocked_write=0.02))
+    rpc.client.blocked = asyncio.Event()
+    status = await rpc.run(ask(), forever=True)
+    assert (status.code, rpc.world.cut_off) == (Code.RESOURCE_EXHAUSTED, ["MEMORY_TENSOR"])
+    rpc.world.assert_even()
+    await quiet()
+
+
+async def test_a_spent_buffer_cuts_the_stream_off() -> None:
+    rpc = Rpc(FakeUpstream([token(b"x" * 2000)]), buffer=len(ask()) + 1000)
+    status = await rpc.run(ask(), forever=True)
+    assert status.code == Code.RESOURCE_EXHAUSTED
+    assert "buffers are full" in status.message
+    rpc.world.assert_even()
+
+
+async def test_a_refusal_that_its_client_cannot_be_told_ends_the_rpc() -> None:
+    rpc = Rpc(FakeUpstream([]), buffer=2 * len(ask()) + 10)
+
+    async def source(held: Held) -> AsyncIterator[bytes]:
+        async for message in sending(ask(), held=held):
+            yield message
+        rpc.world.ports.denials["reserve"] = Denial(Reason.RATE_TOKENS)
+        async for message in sending(ask("r2"), held=held, forever=True):
+            yield message
+
+    status = await rpc.run(source=source)
+    assert status.code == Code.RESOURCE_EXHAUSTED
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "MEMORY_TENSOR")}
+    rpc.world.assert_even()
+    await quiet()
+
+
+async def test_the_deadline_ends_every_call() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a")]))
+    status = await rpc.run(ask("r1"), ask("r2"), headers=(("grpc-timeout", "20m"),), forever=True)
+    assert status.code == Code.DEADLINE_EXCEEDED
+    assert set(rpc.world.outcomes.values()) == {("failed", "UPSTREAM_TIMEOUT")}
+    assert rpc.world.cut_off == []
+    rpc.world.assert_even()
+    await quiet()
+
+
+# --- who leaves ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ms", "ended"), [(0, "CLIENT_CANCELLED"), (59_999, "UPSTREAM_TIMEOUT")])
+async def test_a_client_that_left_cancels_its_calls(ms: float, ended: str) -> None:
+    rpc = Rpc(FakeUpstream([token(b"a")]))
+
+    async def source(held: Held) -> AsyncIterator[bytes]:
+        async for message in sending(ask(), held=held):
+            yield message
+        await until(lambda: rpc.told)
+        rpc.world.clock.pass_ms(ms)
+        raise ClientGone
+
+    await rpc.run(source=source)
+    assert [reason for _, reason in rpc.world.outcomes.values()] == [ended]
+    assert rpc.upstream.calls[0].cancelled == 1
+    rpc.world.assert_even()
+    await quiet()
+
+
+@pytest.mark.parametrize(("ms", "ended"), [(0, "CLIENT_CANCELLED"), (59_999, "UPSTREAM_TIMEOUT")])
+async def test_a_wire_that_cancels_the_rpc_tells_a_deadline_by_the_clock(ms: float, ended: str) -> None:
+    rpc = Rpc(FakeUpstream([token(b"a")]))
+    task = asyncio.ensure_future(rpc.run(ask(), forever=True))
+    await until(lambda: rpc.told)
+    rpc.world.clock.pass_ms(ms)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [reason for _, reason in rpc.world.outcomes.values()] == [ended]
+    rpc.world.assert_even()
+    await quiet()
+
+
+async def test_a_client_found_gone_while_writing_cancels_its_calls() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a")]))
+    rpc.client.fault = ClientGone()
+    await rpc.run(ask(), forever=True)
+    assert rpc.world.outcomes == {"call-1/1": ("cancelled", "CLIENT_CANCELLED")}
+    rpc.world.assert_even()
+    await quiet()
+
+
+async def test_an_upstream_that_ended_with_the_client_is_a_cancel() -> None:
+    rpc = Rpc(FakeUpstream([UpstreamEnd(14, "server request completed", client_gone=True)]))
+    await rpc.run(ask())
+    assert rpc.world.outcomes == {"call-1/1": ("cancelled", "CLIENT_CANCELLED")}
+    assert rpc.told == []
+
+
+async def test_a_revoked_credential_ends_every_call_and_says_so() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a")]))
+    task = asyncio.ensure_future(rpc.run(ask("r1"), ask("r2"), forever=True))
+    await until(lambda: len(rpc.told) == 2)
+    rpc.live.cut_all(Denial(Reason.KEY_REVOKED))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert set(rpc.world.outcomes.values()) == {("failed", "KEY_REVOKED")}
+    rpc.world.assert_even()
+    await quiet()
+
+
+async def test_a_drain_ends_every_call_as_draining() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a")]))
+    task = asyncio.ensure_future(rpc.run(ask("r1"), ask("r2"), forever=True))
+    await until(lambda: len(rpc.told) == 2)
+    rpc.live.cut_all(DRAINED)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert set(rpc.world.outcomes.values()) == {("failed", "DRAINING")}
+    assert len(rpc.live) == 0
+    rpc.world.assert_even()
+    await quiet()
+
+
+# --- sequences ----------------------------------------------------------------------------------------------------
+
+
+async def test_the_requests_of_a_sequence_are_forwarded_one_after_the_other() -> None:
+    first, other = asyncio.Event(), asyncio.Event()
+    rpc = Rpc(FakeUpstream([first, FINAL], [other, FINAL], [FINAL]))
+    task = asyncio.ensure_future(rpc.run(ask("a", sequence=7), ask("b", sequence=8), ask("c", sequence=7)))
+    await until(lambda: len(rpc.upstream.calls) == 2)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    ids = [ModelInferRequest.FromString(call.message).id for call in rpc.upstream.calls]
+    assert ids == ["a", "b"]
+    first.set()
+    await until(lambda: len(rpc.upstream.calls) == 3)
+    other.set()
+    assert await task == render.OK
+    rpc.world.assert_even()
+
+
+async def test_sequences_that_have_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_module, "_SEQUENCES", 2)
+    kept: list[int] = []
+    relay = StreamRelay._follow
+
+    def follow(self: StreamRelay, *call: Any) -> None:
+        relay(self, *call)
+        kept.append(len(self._sequences))
+
+    monkeypatch.setattr(StreamRelay, "_follow", follow)
+    rpc = Rpc(FakeUpstream([FINAL]), bounds=replace(BOUNDS, calls_per_stream=1))
+    assert await rpc.run(*(ask(f"r{n}", sequence=n) for n in range(1, 9))) == render.OK
+    assert max(kept) <= 2
+    assert len(rpc.world.outcomes) == 8
+
+
+# --- cancellation -------------------------------------------------------------------------------------------------
+
+SCRIPTS = {
+    "answered": ([token(b"a"), FINAL], [token(b"b"), FINAL], [token(b"c", final=True)]),
+    "failing": ([token(b"a"), UpstreamEnd(13, "died")], [ZeroDivisionError()], [UpstreamEnd(14, "")]),
+    "endless": ([token(b"a")], []),
+}
+
+
+@pytest.mark.parametrize("again", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("script", SCRIPTS)
+async def test_cancelling_at_any_step_settles_every_call_once_and_leaves_nothing(
+    script: str, again: int | None
+) -> None:
+    """``again``: a second cancellation, as when a drain meets a client that leaves, that many steps later."""
+    reached, step = True, 0
+    while reached and step < 60:
+        rpc = Rpc(FakeUpstream(*SCRIPTS[script]))
+        rpc.world.durable = lambda _: done(None)
+        reached = await cancelled_at(
+            step, rpc.run(ask("r1", sequence=3), ask("r2"), ask("r3", sequence=3), ask("r4")), again=again
+        )
+        await quiet()
+        rpc.world.assert_even()
+        assert {type(fault) for fault in rpc.world.crashes} <= {ZeroDivisionError}  # the script's own
+        step += 1
+    assert step > 10
+
+
+async def test_cancelling_while_entries_are_being_made_durable_settles() -> None:
+    rpc = Rpc(FakeUpstream([]))
+    waiting: list[Future[Denial | None]] = []
+
+    def durable(_: object) -> Future[Denial | None]:
+        waiting.append(Future())
+        return waiting[-1]
+
+    rpc.world.durable = durable
+    task = asyncio.ensure_future(rpc.run(ask()))
+    await until(lambda: waiting)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert rpc.upstream.calls == []
+    rpc.world.assert_even()
+    await quiet()

@@ -1,0 +1,112 @@
+"""The one rescue point: what a refusal looks like to a gRPC client, in a stream, and over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from sidecar.core.model import Denial
+from sidecar.core.reasons import REASONS, Code, Reason
+from sidecar.transports import render
+from sidecar.triton.protos import ModelStreamInferResponse
+
+DENIAL = Denial(
+    Reason.RATE_TOKENS,
+    "60000 a minute",
+    retry_after=1.5,
+    rule="tenants/acme.yaml:limits",
+    internal="bucket at -3",
+    metadata=(("limit", "60000"),),
+)
+QUOTAS = {"RATE_REQUESTS", "RATE_TOKENS", "CONCURRENCY", "MEMORY_KV", "MEMORY_TENSOR", "UPSTREAM_QUEUE_FULL"}
+
+
+def details(status: render.Status) -> dict[str, object]:
+    rich = status_pb2.Status.FromString(status.details)
+    assert (rich.code, rich.message) == (status.code, status.message)
+    found: dict[str, object] = {}
+    for each in rich.details:
+        kind = each.TypeName().rpartition(".")[2]
+        message = getattr(error_details_pb2, kind)()
+        each.Unpack(message)
+        found[kind] = message
+    return found
+
+
+def test_a_quota_refusal_says_what_when_and_by_which_rule() -> None:
+    status = render.status(DENIAL, "call-1")
+    assert status.code == Code.RESOURCE_EXHAUSTED
+    assert status.message == "[RATE_TOKENS] token budget exceeded: 60000 a minute; retry in 1.5s"
+    found = details(status)
+    info, retry, failure = found["ErrorInfo"], found["RetryInfo"], found["QuotaFailure"]
+    assert (info.reason, info.domain) == ("RATE_TOKENS", "warden")  # type: ignore[attr-defined]  # protobuf's own types
+    assert dict(info.metadata) == {  # type: ignore[attr-defined]
+        "call_id": "call-1",
+        "rule": "tenants/acme.yaml:limits",
+        "limit": "60000",
+    }
+    assert retry.retry_delay.ToMilliseconds() == 1500  # type: ignore[attr-defined]
+    assert failure.violations[0].subject == "tenants/acme.yaml:limits"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_is_told_with_its_own_code_and_nothing_internal(reason: Reason) -> None:
+    status = render.status(Denial(reason, internal="secret detail"), "c")
+    assert status.code == REASONS[reason].code
+    assert status.message == f"[{reason}] {REASONS[reason].public}"
+    found = details(status)
+    assert found["ErrorInfo"].reason == reason  # type: ignore[attr-defined]
+    assert "RetryInfo" not in found
+    assert ("QuotaFailure" in found) is (reason in QUOTAS)
+    assert b"secret detail" not in status.details
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0.001s"), (0.0004, "0.001s"), (1.5, "1.5s"), (12.3456, "12.3s"), (90.0, "90s")]
+)
+def test_a_retry_is_told_in_seconds_and_never_as_none(seconds: float, text: str) -> None:
+    assert render.text(Denial(Reason.CONCURRENCY, retry_after=seconds)).endswith(f"; retry in {text}")
+
+
+def test_in_band_a_refusal_names_the_request_and_ends_it() -> None:
+    told = ModelStreamInferResponse.FromString(render.in_band(DENIAL, "r-1"))
+    parameters = told.infer_response.parameters
+    assert told.error_message == render.text(DENIAL)
+    assert told.infer_response.id == "r-1"
+    assert parameters["warden_reason"].string_param == "RATE_TOKENS"
+    assert parameters["warden_retry_after_ms"].int64_param == 1500
+    assert parameters["triton_final_response"].bool_param
+    final = ModelStreamInferResponse.FromString(render.in_band(Denial(Reason.INTERNAL), ""))
+    assert "warden_retry_after_ms" not in final.infer_response.parameters
+
+
+def test_in_band_tritons_own_end_is_told_in_its_words() -> None:
+    told = ModelStreamInferResponse.FromString(render.in_band_status(render.Status(13, "model died"), "r-1"))
+    assert (told.error_message, told.infer_response.id) == ("model died", "r-1")
+    assert set(told.infer_response.parameters) == {"triton_final_response"}
+
+
+@pytest.mark.parametrize("size", range(1, 5))
+def test_binary_headers_are_base64_without_padding(size: int) -> None:
+    header = render.details_header(b"\xff" * size)
+    assert b"=" not in header
+    assert base64.b64decode(header + b"=" * (-len(header) % 4)) == b"\xff" * size
+
+
+def test_over_http_a_refusal_is_a_problem() -> None:
+    status, headers, body = render.problem(DENIAL, "call-1")
+    assert status == 429
+    assert dict(headers) == {
+        b"content-type": b"application/problem+json",
+        b"x-warden-call-id": b"call-1",
+        b"retry-after": b"2",
+    }
+    problem = json.loads(body)
+    assert (problem["status"], problem["reason"], problem["call_id"]) == (429, "RATE_TOKENS", "call-1")
+    assert problem["detail"] == "token budget exceeded: 60000 a minute"
+    assert "bucket" not in body.decode()
+    _, headers, _ = render.problem(Denial(Reason.METHOD_UNKNOWN), "c")
+    assert b"retry-after" not in dict(headers)

@@ -1,0 +1,42 @@
+"""Triton's statuses, told apart by their text; what names addresses or others' models is never relayed."""
+
+from __future__ import annotations
+
+import pytest
+
+from sidecar.core.reasons import REASONS, Code, Reason
+from sidecar.triton.status import translate
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "reason"),
+    [
+        (14, "[request id: 7] Exceeds maximum queue size", Reason.UPSTREAM_QUEUE_FULL),
+        (14, "Request timeout expired", Reason.UPSTREAM_TIMEOUT),
+        (14, "Request for unknown model: 'x' is not found", Reason.MODEL_NOT_FOUND),
+        (5, "Request for unknown model: 'x' has no available versions", Reason.MODEL_NOT_FOUND),
+        (14, "This protocol is restricted, expecting header 'x'", Reason.INTERNAL),
+        (14, "upstream connect error or disconnect/reset before headers. 10.0.0.7:8001", Reason.UPSTREAM_UNAVAILABLE),
+        (14, "no healthy upstream", Reason.UPSTREAM_UNAVAILABLE),
+        (4, "upstream request timeout", Reason.UPSTREAM_TIMEOUT),
+        (14, "failed to connect to all addresses; last error: ipv4:10.0.0.7:8001", Reason.UPSTREAM_UNAVAILABLE),
+        (14, "Socket closed", Reason.UPSTREAM_UNAVAILABLE),
+        (14, "recvmsg:Connection reset by peer", Reason.UPSTREAM_UNAVAILABLE),
+        (14, "", Reason.UPSTREAM_UNAVAILABLE),
+    ],
+)
+def test_what_triton_or_envoy_says_becomes_a_reason_of_ours(code: int, text: str, reason: Reason) -> None:
+    told = translate(code, text)
+    assert (told.code, told.message, told.reason) == (REASONS[reason].code, REASONS[reason].public, reason)
+    assert "10.0.0.7" not in told.message
+
+
+@pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
+def test_other_words_stand_with_their_code(code: Code) -> None:
+    told = translate(int(code), "unexpected shape for input 'x'")
+    assert (told.code, told.message, told.reason) == (code, "unexpected shape for input 'x'", None)
+
+
+@pytest.mark.parametrize("code", [-1, 17, 99])
+def test_a_code_outside_the_specification_is_unknown(code: int) -> None:
+    assert translate(code, "odd").code is Code.UNKNOWN
