@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pyvoy.asgi.httpclient import HTTPTransport
 
-from sidecar.runtime import drain, envoy
+from sidecar.runtime import drain, dumps, envoy
 from sidecar.runtime.compose import StartError
 from sidecar.runtime.lifecycle import Sidecar
 from sidecar.runtime.settings import SettingsError, load
@@ -41,6 +41,7 @@ def _start() -> AsgiWire:
     with _START:
         if "wire" not in _STARTED:
             logs.setup()
+            dumps.forbid()  # once more: over execve only the limit was kept
             sys.unraisablehook = _quiet
             try:
                 _STARTED["wire"] = _build()
