@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Never
 
@@ -31,7 +31,10 @@ _TYPES: Final = frozenset({"", "jwt", "at+jwt"})
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """A JWT issuer and what it may assert. Times in seconds; ``tenants`` are globs; claims are dotted paths."""
+    """A JWT issuer and what it may assert. Times in seconds; ``tenants`` are globs; claims are dotted paths.
+
+    ``role_map``: the issuer's names → our roles; where it is not empty, names that it does not hold count for nothing.
+    """
 
     issuer: str
     audience: tuple[str, ...]
@@ -42,6 +45,7 @@ class Issuer:
     subject_claim: str | None = None
     conversation_claim: str | None = None
     roles: tuple[str, ...] = ("tenant",)
+    role_map: Mapping[str, str] = field(default_factory=dict)
     type: str | None = None
     leeway: float = 30.0
     max_lifetime: float = 3600.0
@@ -223,6 +227,8 @@ def _roles(issuer: Issuer, claims: Mapping[str, Any]) -> frozenset[str]:
     if not isinstance(roles, list) or len(roles) > MAX_ROLES or not all(isinstance(role, str) for role in roles):
         _malformed(f"its {issuer.roles_claim} is not a list of at most {MAX_ROLES} texts")
     asserted = frozenset(roles)
+    if issuer.role_map and _at(claims, issuer.roles_claim) is not None:
+        asserted = frozenset(issuer.role_map[role] for role in asserted if role in issuer.role_map)
     if not asserted <= frozenset(issuer.roles):
         foreign = sorted(asserted - frozenset(issuer.roles))
         raise _Refused(Reason.TOKEN_ISSUER, "it may not give these roles", internal=f"roles {foreign!r}")
@@ -235,16 +241,17 @@ def _roles(issuer: Issuer, claims: Mapping[str, Any]) -> frozenset[str]:
 def _at(claims: Mapping[str, Any], path: str) -> Any:
     """The claim of this very name, or at this dotted path; None where there is none.
 
-    The whole path is tried first, so that a claim may be named by a URL.
+    The longest name is tried first, so that a claim may be named by a URL, or as Kubernetes does ("kubernetes.io").
     """
     if path in claims:
         return claims[path]
-    value: Any = claims
-    for step in path.split("."):
-        if not isinstance(value, dict) or step not in value:
-            return None
-        value = value[step]
-    return value
+    end = path.rfind(".")
+    while end > 0:
+        inner = claims.get(path[:end])
+        if isinstance(inner, dict):
+            return _at(inner, path[end + 1 :])
+        end = path.rfind(".", 0, end)
+    return None
 
 
 def _text(claims: Mapping[str, Any], path: str) -> str:

@@ -80,6 +80,7 @@ class IssuerSection(_Section):
     conversation_claim: str | None = None
     tenants: tuple[str, ...] = Field(min_length=1)  # globs
     roles: tuple[str, ...] = ("tenant",)
+    role_map: dict[str, str] = {}  # the issuer's names for roles → ours; others count for nothing then
     type: str | None = None  # the header's typ, where it must be one
     leeway: Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=60)] = 30.0
     max_lifetime: Duration = 3600.0

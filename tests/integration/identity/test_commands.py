@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sidecar.cli import keys as keys_command
 from sidecar.cli import token as token_command
 from sidecar.core.model import Principal
-from sidecar.identity import keys
+from sidecar.identity import keys, mint
 from sidecar.identity.jwks import source_for
 from sidecar.identity.jwt import Issuer, TokenVerifier
 from sidecar.identity.keys import KeyRing
@@ -268,3 +268,43 @@ def test_tokens_are_revoked_by_jti_and_by_tenant(config: Path, dsn: str) -> None
 )
 def test_half_a_revocation_is_exit_2(config: Path, wrong: list[str]) -> None:
     assert run(token_command.app, config, "revoke", *wrong).exit_code == 2
+
+
+def verifies(directory: Path, token: str) -> bool:
+    source = source_for(str(directory / "jwks.json"), ("EdDSA", "ES256"), time.monotonic)
+    assert not isinstance(source, str)
+    source.refresh(time.time())
+    issuer = Issuer("https://warden.example", ("warden",), ("EdDSA", "ES256"), ("*",))
+    return isinstance(TokenVerifier([(issuer, source)]).identify(token.encode(), time.time()), Principal)
+
+
+def test_signing_keys_rotate_and_old_ones_verify_until_they_are_removed(tmp_path: Path) -> None:
+    config = configure(tmp_path, "host=/nowhere")
+    jwks = ("--jwks", str(tmp_path / "jwks.json"))
+    said = ("mint", "--tenant", "acme", "--subject", "s")
+    assert run(token_command.app, config, "init", *jwks).exit_code == 0
+    tokens = [answer(token_command.app, config, *said)["token"]]
+    for _ in range(2):
+        assert run(token_command.app, config, "rotate", *jwks, "--wait", "0s").exit_code == 0
+        tokens.append(answer(token_command.app, config, *said)["token"])
+    assert [verifies(tmp_path, token) for token in tokens] == [True] * 3
+    kids = [member["kid"] for member in json.loads((tmp_path / "jwks.json").read_text())["keys"]]
+    assert len(set(kids)) == 3
+    assert stat.S_IMODE((tmp_path / "signing.pem").stat().st_mode) == 0o600
+    assert not (tmp_path / "signing.pem.next").exists()
+    assert run(token_command.app, config, "retire", kids[2], *jwks).exit_code == 1  # it signs
+    assert run(token_command.app, config, "retire", "none", *jwks).exit_code == 1
+    assert run(token_command.app, config, "retire", kids[0], *jwks).exit_code == 0
+    assert [verifies(tmp_path, token) for token in tokens] == [False, True, True]
+
+
+def test_a_rotation_that_was_interrupted_goes_on_with_the_key_it_had_made(tmp_path: Path) -> None:
+    config = configure(tmp_path, "host=/nowhere")
+    jwks = ("--jwks", str(tmp_path / "jwks.json"))
+    assert run(token_command.app, config, "init", *jwks).exit_code == 0
+    made = mint.generate_key()
+    mint.write_private(tmp_path / "signing.pem.next", made)
+    assert run(token_command.app, config, "rotate", *jwks, "--wait", "0s").exit_code == 0
+    assert (tmp_path / "signing.pem").read_bytes() == made
+    (tmp_path / "jwks.json").write_text("{}")
+    assert run(token_command.app, config, "rotate", *jwks, "--wait", "0s").exit_code == 2

@@ -71,6 +71,35 @@ def test_claims_are_found_by_path_and_by_name() -> None:
     assert found.roles == {"tenant", "operator"}
 
 
+def test_roles_are_mapped_and_others_count_for_nothing() -> None:
+    mapped = {"role_map": {"Model.Use": "tenant", "Model.Run": "operator"}, "roles": ("tenant", "operator")}
+    for given, roles in (
+        (["Model.Use", "offline_access"], {"tenant"}),
+        ("Model.Run Model.Use", {"tenant", "operator"}),
+        (["tenant"], set()),  # our own name is not the issuer's
+        (None, {"tenant"}),
+    ):
+        found = verifier(**mapped).identify(good(roles=given), NOW)
+        assert isinstance(found, Principal)
+        assert found.roles == roles
+    assert reason(good(roles=["x"]), role_map={"x": "operator"}) is Reason.TOKEN_ISSUER  # not its role to give
+
+
+@pytest.mark.parametrize(
+    ("claims", "found"),
+    [
+        ({"kubernetes.io": {"namespace": "acme"}}, "acme"),
+        ({"kubernetes.io.namespace": "birch-1", "kubernetes.io": {"namespace": "acme"}}, "birch-1"),
+        ({"kubernetes": {"io": {"namespace": "acme"}}}, "acme"),
+        ({"kubernetes.io": "acme"}, None),
+        ({"kubernetes.io": {}}, None),
+    ],
+)
+def test_a_claims_name_may_hold_dots(claims: dict[str, Any], found: str | None) -> None:
+    principal = verifier(tenant_claim="kubernetes.io.namespace").identify(good(tenant=None, **claims), NOW)
+    assert (principal.tenant if isinstance(principal, Principal) else None) == found
+
+
 @pytest.mark.parametrize("aud", [AUDIENCE, ["x", AUDIENCE], [AUDIENCE]])
 def test_any_audience_may_fit(aud: Any) -> None:
     assert reason(good(aud=aud)) is None
