@@ -98,6 +98,8 @@ class TokenVerifier:
 
     def identify(self, token: bytes, at: float) -> Principal | Denial:
         """The token's principal, or the one reason it is refused."""
+        if len(token) > compact.MAX_TOKEN:  # before so much of it is digested
+            return Denial(Reason.TOKEN_MALFORMED, f"it is longer than {compact.MAX_TOKEN} bytes", rule="token")
         digest = hashlib.sha256(token).digest()
         known = self._remembered.get(digest)
         if known is not None:

@@ -52,6 +52,7 @@ class Rooms:
     ids: RandomIds
     instruments: PrometheusInstruments
     ring: KeyRing | None
+    denied: DenyBook
     keys: KeyRefresher
     live: LiveRpcs
     jwks: tuple[JwksSource, ...]
@@ -94,6 +95,7 @@ def build(settings: Settings) -> Rooms:
     issuers = [_issuer(section) for section in settings.identity.issuers]
     jwks = tuple(source for _, source in issuers)
     instruments = PrometheusInstruments(METHODS.values(), max_tenants=settings.telemetry.max_tenants)
+    file = _snapshot_file(settings, jurisdiction)
     journal = _journal(settings, jurisdiction, TimedFiles(instruments))
     ids = RandomIds(settings.telemetry.ratio)
     recorder = JournalRecorder(
@@ -110,15 +112,10 @@ def build(settings: Settings) -> Rooms:
     governor = Governor(ports, mode=Mode(settings.mode))
     live = LiveRpcs()
     refresher = KeyRefresher(
-        settings.audit.database.dsn,
-        ring,
-        book,
-        refresh=_freshness(settings).refresh,
-        clock=time.time,
-        monotonic=time.monotonic,
-        file=_snapshot_file(settings, jurisdiction),
+        settings.audit.database.dsn, ring, book, refresh=_freshness(settings).refresh, clock=time.time,
+        monotonic=time.monotonic, file=file,
         changed=lambda: live.end_withdrawn(lambda credential: governor.revoked(credential, clock.now())),
-    )
+    )  # fmt: skip
     return Rooms(
         settings=settings,
         governor=governor,
@@ -129,6 +126,7 @@ def build(settings: Settings) -> Rooms:
         ids=ids,
         instruments=instruments,
         ring=ring,
+        denied=book,
         keys=refresher,
         live=live,
         jwks=jwks,
