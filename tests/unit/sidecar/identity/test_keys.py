@@ -212,3 +212,63 @@ def test_the_age_is_that_of_the_last_confirmation() -> None:
 @pytest.mark.parametrize(("data", "good"), [(b"x" * 16, True), (b"x" * 16 + b"\r\n", True), (b"x" * 15 + b"\n", False)])
 def test_a_pepper_is_long_enough_without_its_line_end(data: bytes, good: bool) -> None:
     assert isinstance(keys.read_pepper(data), Secret if good else str)
+
+
+def test_a_revocation_counts_at_once_whatever_the_revokers_clock_says() -> None:
+    row = key_row(KEY.id, mac(KEY), revoked_at=NOW + 600)
+    assert refused(ring_of(row).identify(TEXT, NOW)).reason is Reason.KEY_REVOKED
+
+
+@pytest.mark.parametrize(
+    ("regions", "within"), [(None, True), (("eu-west-1", "x"), True), (("us-east-1",), False), ((), False)]
+)
+def test_a_key_for_other_regions(regions: tuple[str, ...] | None, within: bool) -> None:
+    ring = KeyRing(PEPPER, "live", max_age=60, region="eu-west-1")
+    ring.install(KeySnapshot({KEY.id: key_row(KEY.id, mac(KEY), regions=regions)}, Age(NOW)))
+    found = ring.identify(TEXT, NOW)
+    if within:
+        assert isinstance(found, Principal)
+    else:
+        assert (refused(found).reason, refused(found).rule) == (Reason.RESIDENCY_PROCESSING, "key.regions")
+
+
+def test_scopes_are_the_principals() -> None:
+    found = ring_of(key_row(KEY.id, mac(KEY), methods=("ModelInfer",), networks=("10.0.0.0/8",))).identify(TEXT, NOW)
+    assert isinstance(found, Principal)
+    assert found.methods == ("ModelInfer",)
+    assert [str(each) for each in found.networks or ()] == ["10.0.0.0/8"]
+
+
+def test_a_principal_is_made_once_and_anew_when_its_row_changed() -> None:
+    ring = ring_of(key_row(KEY.id, mac(KEY)))
+    first = ring.identify(TEXT, NOW)
+    assert ring.identify(TEXT, NOW) is first
+    ring.install(KeySnapshot({KEY.id: key_row(KEY.id, mac(KEY), name="desk")}, Age(NOW)))
+    second = ring.identify(TEXT, NOW)
+    assert isinstance(second, Principal)
+    assert second.name == "desk"
+
+
+def test_uses_are_noted_of_good_keys_alone_and_taken_once() -> None:
+    ring = ring_of(key_row(KEY.id, mac(KEY)), key_row(OTHER.id, mac(OTHER), revoked_at=NOW))
+    ring.identify(TEXT, NOW)
+    ring.identify(TEXT, NOW + 5)
+    ring.identify(OTHER.text().encode(), NOW)
+    assert ring.take_used() == {KEY.id: NOW + 5}
+    assert ring.take_used() == {}
+
+
+def test_a_clock_set_back_makes_no_snapshot_young_for_ever() -> None:
+    ring = ring_of(key_row(KEY.id, mac(KEY)), max_age=600)
+    ring.lost()
+    assert isinstance(ring.identify(TEXT, NOW - 60), Principal)
+    assert refused(ring.identify(TEXT, NOW - 61)).reason is Reason.KEYS_UNAVAILABLE
+
+
+def test_the_databases_clock_counts() -> None:
+    """It is 100 s ahead of ours: an age is what has passed, not the difference of two clocks."""
+    ring = KeyRing(PEPPER, "live", max_age=60)
+    ring.install(KeySnapshot({KEY.id: key_row(KEY.id, mac(KEY))}, Age(NOW + 100, 100.0)))
+    assert ring.age(NOW + 7) == 7
+    assert isinstance(ring.identify(TEXT, NOW + 60), Principal)
+    assert refused(ring.identify(TEXT, NOW + 61)).reason is Reason.KEYS_UNAVAILABLE
