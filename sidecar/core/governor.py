@@ -50,8 +50,8 @@ __all__ = [
     "Refused",
 ]
 
-# Reasons that end a running call; KEY_UNKNOWN, because a key that was known a moment ago has been removed.
-WITHDRAWN: Final = frozenset({Reason.KEY_REVOKED, Reason.TOKEN_REVOKED, Reason.KEY_UNKNOWN})
+# Reasons that end a running call. Not those of a credential that merely ran out: an expiry, the end of a rotation.
+WITHDRAWN: Final = frozenset({Reason.KEY_REVOKED, Reason.TOKEN_REVOKED})
 
 OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="observed")
 

@@ -178,6 +178,13 @@ class Settings(_Section):
     telemetry: TelemetrySection = TelemetrySection()
     bounds: BoundsSection = BoundsSection()
 
+    @model_validator(mode="after")
+    def _certificates_that_can_be_shown(self) -> Self:
+        tls = self.listen.tls
+        if self.identity.certificates and (tls is None or tls.client_ca_file is None):
+            raise ValueError("identity.certificates needs listen.tls.client_ca_file: else no certificate is asked for")
+        return self
+
 
 class SettingsError(Exception):
     """warden.yaml cannot be used; ``problems`` holds every mistake with its file, line and column."""
