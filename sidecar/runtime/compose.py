@@ -91,7 +91,7 @@ def build(settings: Settings) -> Rooms:
     policies = check(settings)
     jurisdiction = policies.current().place.jurisdiction
     ring = _ring(settings)
-    book = DenyBook(max_age=_freshness(settings).max_age)
+    book = DenyBook(max_age=settings.identity.revocations_max_age)
     issuers = [_issuer(section) for section in settings.identity.issuers]
     jwks = tuple(source for _, source in issuers)
     instruments = PrometheusInstruments(METHODS.values(), max_tenants=settings.telemetry.max_tenants)
@@ -142,7 +142,7 @@ def _ring(settings: Settings) -> KeyRing | None:
 
 
 def _freshness(settings: Settings) -> KeysSection:
-    """How often the database is looked at, and how long it may be away: as configured for keys, or by default."""
+    """How often the database is looked at: as configured for keys, or by default."""
     return settings.identity.keys or KeysSection(pepper_file=Path())
 
 

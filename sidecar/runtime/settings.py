@@ -98,7 +98,7 @@ class KeysSection(_Section):
     environment: str = Field(default="live", pattern=r"^[a-z0-9]{1,12}$")
     pepper_file: Path
     refresh: Duration = 0.5  # between two looks at the database where no notification comes
-    max_age: Duration = 3600.0  # how long keys, and revocations of tokens, are believed while the database is away
+    max_age: Duration = 3600.0  # how long they are believed while the database is away
 
 
 class CertificateSection(_Section):
@@ -112,6 +112,9 @@ class CertificateSection(_Section):
 class IdentitySection(_Section):
     certificates: tuple[CertificateSection, ...] = ()  # the first that fits
     issuers: tuple[IssuerSection, ...] = ()
+    # How long the list of revoked tokens is believed while the database is away: as long as an issuer's keys are
+    # (tokens end by themselves, within their issuer's max_lifetime).
+    revocations_max_age: Duration = 86400.0
     snapshot_file: Path | None = None  # keys and revocations, sealed, for a start without the database
     keys: KeysSection | None = None
     signing: SigningSection | None = None
