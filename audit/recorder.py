@@ -41,6 +41,7 @@ TEXT_CHARS: Final = 1024
 PARAMETERS: Final = 256
 TENSORS: Final = 256
 DIMENSIONS: Final = 64
+PARTS: Final = 1024  # of one content; each costs up to 5 bytes more than its text, also where that is empty
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 _NOTHING: Final = Content()
@@ -318,7 +319,9 @@ def _prompt(prompts: tuple[bytes, ...], kept: int | None) -> Content:
 
 
 def _cut(texts: tuple[bytes, ...], room: int) -> list[bytes]:
-    """The first ``room`` bytes of ``texts``."""
+    """The first ``room`` bytes of ``texts``; what comes after ``PARTS`` parts is one."""
+    if len(texts) > PARTS:
+        texts = (*texts[: PARTS - 1], b"".join(texts[PARTS - 1 :]))
     if sum(map(len, texts)) <= room:
         return list(texts)
     kept: list[bytes] = []

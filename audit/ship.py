@@ -16,8 +16,9 @@ import sqlalchemy as sa
 from audit import store
 from audit.assemble import CallRecord, EventRecord, Joiner, Place, Record, event_record
 from audit.content import ContentSealer
+from audit.follow import read_shipped
 from audit.poison import PoisonKeeper
-from audit.record import Event, decode
+from audit.record import Admitted, Entry, Event, Refused, decode
 from audit.rows import CallRow, EventRow, call_row, event_row
 from audit.spool import drop_bundle, read_bundle
 
@@ -146,6 +147,7 @@ class Shipper:
         self._joiner = Joiner()
         self._pending = _Pending()
         self._read = -1  # the last sequence that was read
+        self._reached: float | None = None  # when the entry read last was made, or at the start the first one there is
         self._place: Place | None = None
         self._stored_at = self._looked_at = self._measured_at = 0.0
         self._today: date | None = None
@@ -171,6 +173,7 @@ class Shipper:
         journal = self._parts.source.identity
         if not journal:
             raise JournalError(f"there is no journal in {self._parts.directory} yet")
+        self._reached = self._oldest()
         with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
             store.check_jurisdiction(connection, self._parts.jurisdiction)
             store.ensure_partitions(connection, store.days_ahead(self._parts.now().date()))
@@ -183,10 +186,20 @@ class Shipper:
         self._read = self._cursor.needed - 1
         self._stored_at = self._parts.monotonic()
 
+    def _oldest(self) -> float | None:
+        """When the oldest entry was made that may not be stored, as the journal knows it: the database may be away."""
+        source, first = self._parts.source, read_shipped(self._parts.directory) + 1
+        source.seek(first)
+        made = [_made_at(item) for item in source.read(1)]
+        source.seek(first)
+        return made[0] if made else None
+
     def _follow(self) -> None:
         while True:
             stopping = self._stop.is_set()
             items = () if stopping else self._patiently(self._next)
+            if not items:
+                self._reached = None
             for item in items:
                 self._arrive(item)
             if self._due(stopping=stopping):
@@ -231,8 +244,10 @@ class Shipper:
     def _measure(self) -> None:
         self._measured_at = self._parts.monotonic()
         status = self.status
-        status.lag_records = len(self._pending.rows) + self._parts.source.waiting()
-        status.oldest_unshipped_at = self._pending.oldest
+        waiting, oldest = self._parts.source.waiting(), self._pending.oldest
+        status.lag_records = len(self._pending.rows) + waiting
+        # What waits unread was made after what was read last, and in a backlog just after.
+        status.oldest_unshipped_at = self._reached if oldest is None and waiting else oldest
         status.open_calls = self._joiner.open_calls
 
     # --- from entry to row ----------------------------------------------------------------------------------------
@@ -265,9 +280,10 @@ class Shipper:
     def _add(self, record: Record) -> None:
         row = self._row(record)
         pending = self._pending
+        self._reached = _ended_at(record)
         if pending.since is None:
             pending.since = self._parts.monotonic()
-            pending.oldest = _ended_at(record)
+            pending.oldest = self._reached
         pending.rows.append(row)
         if isinstance(row, CallRow):
             pending.nbytes += row.nbytes
@@ -365,6 +381,15 @@ def _ended_at(record: Record) -> float:
     if isinstance(record, EventRecord):
         return record.event.at_ns / 1e9
     return getattr(record.end, "at_ns", record.facts.decided_ns) / 1e9
+
+
+def _made_at(item: Item) -> float | None:
+    """Seconds since the UNIX epoch at which an entry was written; None where it can't be read."""
+    try:
+        entry: Entry = decode(item.data)
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+    return (entry.call.decided_ns if isinstance(entry, Admitted | Refused) else entry.at_ns) / 1e9
 
 
 def _payload(record: Record) -> bytes:

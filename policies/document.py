@@ -67,6 +67,13 @@ def _redacted(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
+def _searchable(value: bool) -> bool:  # noqa: FBT001 — pydantic calls it
+    """Nothing is indexed by its text yet: the same."""
+    if value:
+        raise ValueError("this version makes nothing searchable; leave it out")
+    return value
+
+
 def _expectation(value: Any) -> Any:
     if value != "allow" and value not in DECIDABLE:
         raise ValueError(f"should be allow, or one of {', '.join(DECIDABLE)}")
@@ -202,13 +209,16 @@ class ResidencyDoc(_Doc):
 
 
 class AuditDoc(_Doc):
-    """How a tenant's calls are recorded. ``durability`` absent: the sidecar's own mode."""
+    """How a tenant's calls are recorded. ``durability`` absent: the sidecar's own mode.
+
+    ``retention`` is kept with each record; nothing is erased by it yet.
+    """
 
     level: Literal["full", "prompt", "metadata"]
     retention: Annotated[int | None, BeforeValidator(_days)]  # days
     durability: Literal["batch", "strict"] | None = None
     redact: Annotated[tuple[str, ...], AfterValidator(_redacted)] = ()
-    searchable: bool = Field(default=False, strict=True)
+    searchable: Annotated[bool, Field(strict=True), AfterValidator(_searchable)] = False
 
 
 class TenantDoc(_Doc):

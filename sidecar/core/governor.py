@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from sidecar.core.endings import Ending, Owed
 from sidecar.core.model import (
     NO_FACTS,
     NO_HEAD,
@@ -53,6 +54,7 @@ __all__ = [
 # Reasons that end a running call. Not those of a credential that merely ran out: an expiry, the end of a rotation.
 WITHDRAWN: Final = frozenset({Reason.KEY_REVOKED, Reason.TOKEN_REVOKED})
 
+_CRASHED: Final = Outcome(OutcomeKind.FAILED, Code.INTERNAL, Reason.INTERNAL, "its outcome could not be written down")
 OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="observed")
 
 
@@ -103,6 +105,7 @@ class Governor:
         self._mode = mode
         self._lock = threading.Lock()
         self._live: dict[str, Recorded] = {}
+        self._owed = Owed()
         self._draining = False
 
     @property
@@ -209,6 +212,7 @@ class Governor:
             raise
         recorded = Recorded(admission, at)
         if denial is not None:
+            recorded.in_journal = False
             self._ports.instruments.unrecorded(denial)
             if self._mode is Mode.ENFORCE:
                 self._give_back(admission, at)
@@ -266,11 +270,12 @@ class Governor:
         return facts if recorded.lost is None or self._mode is Mode.OBSERVE else recorded.lost
 
     def sweep(self, at: Instant) -> None:
-        """Journal output that would fall behind; called every 50 ms by the runtime."""
+        """Journal output that would fall behind, and endings that could not be; called every 50 ms by the runtime."""
         with self._lock:
             behind = [recorded for recorded in self._live.values() if recorded.lag(at)]
         for recorded in behind:
             self._catch_up(recorded, at)
+        self._owed.pay(self._ports.recorder)
 
     def _catch_up(self, recorded: Recorded, at: Instant) -> None:
         """Journal the output so far. Where that fails the call is marked: it has lost output that was delivered."""
@@ -288,7 +293,8 @@ class Governor:
         """End a call, exactly once: journal its outcome, give back what it held, count it.
 
         Call it before the final frame is sent. A Denial (AUDIT_UNAVAILABLE) means that the outcome, or output before
-        it, could not be journaled: the client must not be told that the call completed.
+        it, could not be journaled: the client must not be told that the call completed. Such an outcome is journaled by
+        a later ``sweep``, as the client was told it.
         """
         with recorded.in_order:
             with self._lock:
@@ -300,12 +306,25 @@ class Governor:
                 self._ports.quotas.settle(recorded.admission.reservation, usage, at)
             if recorded.lost is not None and outcome.kind is OutcomeKind.COMPLETED and self._mode is Mode.ENFORCE:
                 outcome = _unrecorded(recorded.lost)
-            denial = self._ports.recorder.settled(recorded, output, outcome, usage, at)
+            try:
+                denial = self._ports.recorder.settled(recorded, output, outcome, usage, at)
+            except BaseException:  # a bug of ours: the call crashes, but must not stay open in the journal
+                self._owe(Ending(recorded, Output(output.offset, ()), _CRASHED, usage, at))
+                self._ports.instruments.settled(recorded, _CRASHED, usage)
+                raise
         if denial is not None:
             self._ports.instruments.unrecorded(denial)
-            outcome = _unrecorded(denial)
+            failed = _unrecorded(denial)
+            told = failed if outcome.kind is OutcomeKind.COMPLETED and self._mode is Mode.ENFORCE else outcome
+            self._owe(Ending(recorded, output, told, usage, at))
+            outcome = failed
         self._ports.instruments.settled(recorded, outcome, usage)
         return denial or recorded.lost if self._mode is Mode.ENFORCE else None
+
+    def _owe(self, ending: Ending) -> None:
+        """Without its admission in the journal a call isn't open there, and its end has nothing to be joined to."""
+        if ending.recorded.in_journal:
+            self._owed.keep(ending)
 
 
 def _unrecorded(denial: Denial) -> Outcome:

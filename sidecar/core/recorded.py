@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from sidecar.core.model import Admission, Denial, Instant, ResponseFacts, Usage
+from sidecar.core.model import NO_FACTS, Admission, Denial, Forward, Instant, ResponseFacts, Usage
 
 __all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "Output", "Recorded"]
 
@@ -43,6 +44,7 @@ class Recorded:
         "_version",
         "admission",
         "delivered_bytes",
+        "in_journal",
         "in_order",
         "lost",
         "settled",
@@ -51,6 +53,7 @@ class Recorded:
     def __init__(self, admission: Admission, at: Instant) -> None:
         self.admission = admission
         self.settled = False
+        self.in_journal = True  # its admission; mode observe forwards a call without
         self.delivered_bytes = 0  # of output text
         # Held over taking output and journaling it: the sweep's thread must not be overtaken by the call's own, or
         # what it took would stand behind what came after it (or behind the outcome), where nobody joins it any more.
@@ -108,6 +111,13 @@ class Recorded:
         output = Output(self.delivered_bytes - self._pending_bytes, tuple(self._pending))
         self._pending, self._pending_bytes, self._flushed_ns = [], 0, at.mono_ns
         return output
+
+    def without_content(self) -> Recorded:
+        """A copy for the ending's entry alone: it holds neither the request nor anything read from it."""
+        kept, admission = copy.copy(self), self.admission
+        call = replace(admission.call, message=b"")
+        kept.admission = replace(admission, call=call, facts=NO_FACTS, forward=Forward(b""))
+        return kept
 
     def usage(self, at: Instant) -> Usage:
         return Usage(

@@ -54,6 +54,7 @@ class Drain:
     def _idle_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while self._live or self._governor.in_flight:
+            self._live.cut_idle(DRAINED)
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_POLL)

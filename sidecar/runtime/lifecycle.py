@@ -115,8 +115,9 @@ class Sidecar:
 
     def stop(self) -> None:
         """After the drain: journal what is left, end the shipper once it has had its chance, close."""
-        self.rooms.recorder.event("sidecar_stopped", "serve", {})
         self._stopping.set()
+        self._guarded(self._sweep)  # the last chance of what the journal is owed
+        self.rooms.recorder.event("sidecar_stopped", "serve", {})
         self._admin.stop()
         self.rooms.keys.stop()
         self._shipper.stop()
@@ -130,10 +131,13 @@ class Sidecar:
     def _every(self, seconds: float, work: Callable[[], None]) -> None:
         """Until the sidecar stops. A fault of one turn is counted and logged, and the next comes all the same."""
         while not self._stopping.wait(seconds):
-            try:
-                work()
-            except Exception as fault:  # noqa: BLE001 — without its sweep the journal would fall behind, unnoticed
-                self._crashed(threading.current_thread().name, fault)
+            self._guarded(work)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as fault:  # noqa: BLE001 — without its sweep the journal would fall behind, unnoticed
+            self._crashed(threading.current_thread().name, fault)
 
     def _sweep(self) -> None:
         self.rooms.governor.sweep(clock.now())

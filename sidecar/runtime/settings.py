@@ -109,9 +109,18 @@ class CertificateSection(_Section):
     roles: tuple[str, ...] = ("tenant",)
 
 
+def _distinct(issuers: tuple[IssuerSection, ...]) -> tuple[IssuerSection, ...]:
+    """A token names its issuer, and that must say which of the sections judges it."""
+    names = [section.issuer for section in issuers]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"an issuer may be given once; twice or more: {', '.join(twice)}")
+    return issuers
+
+
 class IdentitySection(_Section):
     certificates: tuple[CertificateSection, ...] = ()  # the first that fits
-    issuers: tuple[IssuerSection, ...] = ()
+    issuers: Annotated[tuple[IssuerSection, ...], AfterValidator(_distinct)] = ()
     # How long the list of revoked tokens is believed while the database is away: as long as an issuer's keys are
     # (tokens end by themselves, within their issuer's max_lifetime).
     revocations_max_age: Duration = 86400.0
@@ -128,7 +137,8 @@ class JournalSection(_Section):
     max_bytes: Size = 8 * 2**30
     min_free: Size = 256 * 2**20
     keep: Duration = 86400.0
-    content_bytes: Size = 2**20  # of one prompt or output kept in its record
+    # Of one prompt or output kept in its record. An entry holds at most 64 MiB, with the framing of each part.
+    content_bytes: Size = Field(default=2**20, le=16 * 2**20)
 
 
 class DatabaseSection(_Section):

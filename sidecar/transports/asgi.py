@@ -12,7 +12,7 @@ from sidecar.core.model import Denial, MalformedRequest
 from sidecar.core.reasons import Code, Reason
 from sidecar.transports import health, render, unary, xfcc
 from sidecar.transports.budget import Held
-from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
+from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services, governed, read
 from sidecar.transports.departures import Departures
 from sidecar.transports.exchange import CRASHED, NO_BUFFER
 from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
@@ -71,6 +71,8 @@ class AsgiWire:
                 serve = self._stream if context.method.streaming else self._unary
                 with self._departures_here().watch(body.client_gone):
                     status = await serve(context, body, reply, held)
+        elif context.method.streaming:
+            await _first_word(receive)
         await reply.finish(status)
 
     def _departures_here(self) -> Departures:
@@ -124,7 +126,7 @@ class AsgiWire:
 
     async def _stream(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
         relay = StreamRelay(self._services, context, self._upstream, reply.data, held, framed=True)
-        with self._live.track(context.credential, relay.end_with) as live:
+        with self._live.track(context.credential, relay.end_with, relay.idle) as live:
             await reply.start()
             await reply.data(b"")  # pyvoy keeps headers back until the first data, which may be long in coming
             try:
@@ -133,6 +135,16 @@ class AsgiWire:
                 if live.ending is None:
                     raise
                 return render.status(live.ending, context.id)
+
+
+async def _first_word(receive: Receive) -> None:
+    """A stream is refused once its client has sent something, or a second later.
+
+    tritonclient raises, without the reason, from sending on a stream that was closed before its first message.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FIRST_WORD):
+            await receive()
 
 
 def _unsupported(fault: UnsupportedEncoding) -> render.Status:

@@ -36,6 +36,7 @@ _READ: Final = frozenset(
 )
 _LABEL: Final = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 
+FIRST_WORD: Final = 1.0  # seconds a stream that is to be refused may keep silent before it is told
 CANCELLED: Final = Denial(Reason.CLIENT_CANCELLED)
 EXPIRED: Final = Denial(Reason.UPSTREAM_TIMEOUT)
 

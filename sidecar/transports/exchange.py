@@ -104,7 +104,7 @@ class Exchange:
 
         A Denial is what the client is told instead of Triton's own text: as for a unary call, ``ended``.
         """
-        told = triton_status.translate(Code.UNKNOWN, text)
+        told = triton_status.translate_in_band(text)
         denial = self._settle(Outcome(OutcomeKind.FAILED, told.code, told.reason, text))
         return denial or _denial(told)
 

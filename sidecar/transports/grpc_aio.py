@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -13,7 +14,7 @@ import grpc.aio
 from sidecar.core.model import Action, Method
 from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
-from sidecar.transports.context import EXPIRED, RpcContext, Services, governed, read
+from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services, governed, read
 from sidecar.transports.exchange import CRASHED, NO_BUFFER
 from sidecar.transports.live import LiveRpc, LiveRpcs
 from sidecar.transports.outbox import ClientGone
@@ -123,14 +124,20 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             async for message in health.changes(self._services, rpc):
                 await context.write(message)
             await _abort(context, render.status(EXPIRED, rpc.id))
-        status = unary.refuse(self._services, rpc) or await self._relay(rpc, context)
+        status = unary.refuse(self._services, rpc)
+        if status is None:
+            status = await self._relay(rpc, context)
+        else:
+            with suppress(TimeoutError):  # as on the production wire: asgi._first_word says why
+                async with asyncio.timeout(FIRST_WORD):
+                    await context.read()
         if status.code != 0:
             await _abort(context, status)
 
     async def _relay(self, rpc: RpcContext, context: Context) -> render.Status:
         with Held(self._services.budget) as held:
             relay = StreamRelay(self._services, rpc, self._upstream, _writer(context), held, framed=False)
-            with self._live.track(rpc.credential, relay.end_with) as live:
+            with self._live.track(rpc.credential, relay.end_with, relay.idle) as live:
                 try:
                     return await relay.run(_messages(context, held))
                 except asyncio.CancelledError:

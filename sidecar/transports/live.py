@@ -13,20 +13,34 @@ from sidecar.core.model import Credential, Denial
 class LiveRpc:
     """One RPC's task; ``ending`` tells its handler why we cancelled it, and is None where the client did."""
 
-    __slots__ = ("_loop", "_on_end", "_task", "credential", "ending")
+    __slots__ = ("_idle", "_loop", "_on_end", "_task", "credential", "ending")
 
     def __init__(
-        self, task: asyncio.Task[None], credential: Credential | Denial | None, on_end: Callable[[Denial], None] | None
+        self,
+        task: asyncio.Task[None],
+        credential: Credential | Denial | None,
+        on_end: Callable[[Denial], None] | None,
+        idle: Callable[[], bool] | None,
     ) -> None:
         self._task = task
         self._loop = task.get_loop()
         self._on_end = on_end
+        self._idle = idle
         self.credential = credential
         self.ending: Denial | None = None
 
     def cut(self, denial: Denial) -> None:
         """End it with ``denial``; callable from any thread."""
         self._loop.call_soon_threadsafe(self._cut, denial)
+
+    def cut_if_idle(self, denial: Denial) -> None:
+        """End it so where nothing is under way on it: a client may keep a stream open that it no longer uses."""
+        if self._idle is not None:
+            self._loop.call_soon_threadsafe(self._cut_if_idle, denial)
+
+    def _cut_if_idle(self, denial: Denial) -> None:
+        if self._idle is not None and self._idle():
+            self._cut(denial)
 
     def _cut(self, denial: Denial) -> None:
         if not self._task.done() and self.ending is None:
@@ -48,12 +62,15 @@ class LiveRpcs:
 
     @contextmanager
     def track(
-        self, credential: Credential | Denial | None = None, on_end: Callable[[Denial], None] | None = None
+        self,
+        credential: Credential | Denial | None = None,
+        on_end: Callable[[Denial], None] | None = None,
+        idle: Callable[[], bool] | None = None,
     ) -> Iterator[LiveRpc]:
         """Within it the RPC can be ended. Its credential must be looked at (again) only after it is tracked."""
         task = asyncio.current_task()
         assert task is not None
-        rpc = LiveRpc(task, credential, on_end)
+        rpc = LiveRpc(task, credential, on_end, idle)
         with self._lock:
             self._rpcs.add(rpc)
         try:
@@ -65,6 +82,11 @@ class LiveRpcs:
     def cut_all(self, denial: Denial) -> None:
         for rpc in self._all():
             rpc.cut(denial)
+
+    def cut_idle(self, denial: Denial) -> None:
+        """End the streams on which nothing is under way."""
+        for rpc in self._all():
+            rpc.cut_if_idle(denial)
 
     def end_withdrawn(self, why: Callable[[Credential | Denial], Denial | None]) -> None:
         """End every RPC whose credential ``why`` gives a Denial for."""

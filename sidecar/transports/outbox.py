@@ -42,6 +42,11 @@ class Outbox:
         self._failed: Denial | None = None
         self._writing: asyncio.Timeout | None = None  # of the write under way
 
+    @property
+    def idle(self) -> bool:
+        """Whether all that was put is written."""
+        return self._queued == 0
+
     def put(self, message: bytes) -> Denial | None:
         """Queue a message. A Denial (the client is too far behind): it was not queued, the stream must be cut off."""
         if self._queued and self._queued + len(message) > self._limit:  # one of any size may always wait

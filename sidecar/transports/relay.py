@@ -96,6 +96,10 @@ class StreamRelay:
                 if exchange.unsettled:  # its task was cancelled before its first step, so no code of it ever ran
                     exchange.failed(self._ending)
 
+    def idle(self) -> bool:
+        """Whether no call is under way and all that was answered is written."""
+        return not self._calls and self._outbox.idle
+
     def end_with(self, denial: Denial) -> None:
         """We end the RPC (a drain, a revocation): what is cancelled from now on failed with ``denial``."""
         self._ending = denial

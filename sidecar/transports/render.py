@@ -52,7 +52,10 @@ def status(denial: Denial, call_id: str) -> Status:
     rich = status_pb2.Status(code=row.code, message=message)
     # A rule would tell a model that is another's from one that Triton doesn't have.
     rule = {"rule": denial.rule} if denial.rule and denial.reason is not Reason.MODEL_NOT_FOUND else {}
-    metadata = {"call_id": call_id, **rule, **dict(denial.metadata)}
+    told = dict(denial.metadata)
+    subject = told.pop("quota_subject", denial.rule or denial.reason.lower())
+    description = told.pop("quota_description", denial.public)
+    metadata = {"call_id": call_id, **rule, **told}
     info = error_details_pb2.ErrorInfo(reason=denial.reason, domain=DOMAIN, metadata=metadata)
     rich.details.add().Pack(info)
     if denial.retry_after is not None:
@@ -61,7 +64,7 @@ def status(denial: Denial, call_id: str) -> Status:
         rich.details.add().Pack(retry)
     if denial.reason in _QUOTAS:
         failure = error_details_pb2.QuotaFailure()
-        failure.violations.add(subject=denial.rule or denial.reason.lower(), description=denial.public)
+        failure.violations.add(subject=subject, description=description)
         rich.details.add().Pack(failure)
     return Status(row.code, message, rich.SerializeToString())
 

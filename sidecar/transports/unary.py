@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Final
 
 from sidecar.core.model import Denial, Forward
-from sidecar.core.reasons import Reason
+from sidecar.core.reasons import Code, Reason
 from sidecar.transports import render
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services
 from sidecar.transports.exchange import CRASHED, NO_BUFFER, Exchange, UpstreamEnd
 from sidecar.transports.live import LiveRpc
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
+
+_NO_MESSAGE: Final = Denial(Reason.INTERNAL, internal="the upstream ended well without a response message")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ async def _collect(
         if isinstance(item, UpstreamEnd):
             if item.client_gone:
                 return _told(context, exchange.failed(context.gone(services.now())))
+            if item.code == Code.OK and message is None:  # gRPC has no good end of a unary call without its message
+                return _told(context, exchange.failed(_NO_MESSAGE))
             status = exchange.ended(item)
             unsafe = await durable(services, exchange)
             if status.code == 0 and unsafe is not None:

@@ -107,13 +107,7 @@ def _vllm_sampling(request: Request) -> _Sampling:
     """The JSON of ``sampling_parameters``; without that tensor the backend takes all request parameters instead."""
     tensor = request.tensors.get("sampling_parameters")
     if tensor is None:
-        return _judged(
-            {
-                name: value
-                for name, value in request.parameters.items()
-                if "/" not in name and name not in RESERVED and not name.startswith("triton_")
-            }
-        )
+        return _judged({name: value for name, value in request.parameters.items() if _may_sample(name)})
     documents = strings(tensor)
     if len(documents) != 1:
         raise MalformedRequest(f"input sampling_parameters: {len(documents)} strings, must be 1")
@@ -121,8 +115,17 @@ def _vllm_sampling(request: Request) -> _Sampling:
     return _document(document) if len(document) <= REMEMBERED_BYTES else _read_document(document)
 
 
+def _may_sample(name: str) -> bool:
+    """Whether a name is a sampling parameter's, and no request parameter's that Triton acts on."""
+    return "/" not in name and name not in RESERVED and not name.startswith("triton_")
+
+
 def _read_document(document: bytes) -> _Sampling:
-    return _judged(parse_object(document, "sampling_parameters"))
+    sampling = parse_object(document, "sampling_parameters")
+    for name in sampling:
+        if not _may_sample(name):  # it would stand for the request parameter of that name, which Triton never saw
+            raise MalformedRequest(f"sampling_parameters: key {name[:128]!a} is a request parameter's")
+    return _judged(sampling)
 
 
 _document: Final = lru_cache(REMEMBERED)(_read_document)

@@ -332,6 +332,7 @@ class Sidecar:
     @cached_property
     def _engine(self) -> sa.Engine:
         engine = audit_store.connect(self.parts.postgres_dsn, application="warden-test", pool=1)
+        engine.pool._pre_ping = True  # tests of an outage leave pooled connections dead behind them
         self._closing.append(engine.dispose)
         return engine
 

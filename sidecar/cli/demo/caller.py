@@ -6,7 +6,7 @@ import json
 import queue
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -67,7 +67,9 @@ class Caller:
             client.start_stream(
                 lambda result, error: arrived.put((result, error)), headers=traced, stream_timeout=STREAM_DEADLINE_S
             )
-            client.async_stream_infer("chat", _chat_inputs(prompt, max_tokens), enable_empty_final_response=True)
+            # A stream that is refused at once may be closed by now: then this raises, and the callback knows why.
+            with suppress(InferenceServerException):
+                client.async_stream_infer("chat", _chat_inputs(prompt, max_tokens), enable_empty_final_response=True)
             pieces: list[str] = []
             first = 0.0
             while (item := arrived.get(timeout=STREAM_DEADLINE_S)) is not None:

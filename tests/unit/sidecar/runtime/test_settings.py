@@ -103,6 +103,25 @@ def test_paths_are_taken_from_the_files_own_directory(tmp_path: Path, monkeypatc
     assert load(Path("warden.yaml")) == settings
 
 
+def test_an_issuer_is_given_once(tmp_path: Path) -> None:
+    identity = document(tmp_path)["identity"]
+    identity["issuers"] *= 2
+    with pytest.raises(SettingsError, match=r"identity\.issuers: an issuer may be given once"):
+        load(write(tmp_path, identity=identity))
+
+
+@pytest.mark.parametrize(("size", "good"), [("16MiB", True), (16 * 2**20 + 1, False), ("1GiB", False), (0, False)])
+def test_what_is_kept_of_a_content_fits_an_entry(tmp_path: Path, size: str | int, good: bool) -> None:
+    audit = document(tmp_path)["audit"]
+    audit["journal"]["content_bytes"] = size
+    path = write(tmp_path, audit=audit)
+    if good:
+        assert load(path).audit.journal.content_bytes == 16 * 2**20
+    else:
+        with pytest.raises(SettingsError, match=r"audit\.journal\.content_bytes"):
+            load(path)
+
+
 @pytest.mark.parametrize("url", ["https://issuer.example/jwks", "http://127.0.0.1:9/jwks", "/etc/jwks.json"])
 def test_a_jwks_url_or_whole_path_is_left_as_it_is(tmp_path: Path, url: str) -> None:
     identity = document(tmp_path)["identity"]

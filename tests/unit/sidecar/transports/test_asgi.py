@@ -156,6 +156,22 @@ async def test_a_stranger_is_refused_without_reading_the_message() -> None:
     assert (request.status, request.kinds) == ("16", ["refused"])
 
 
+async def test_a_refused_stream_is_told_once_its_client_has_spoken() -> None:
+    """tritonclient raises without the reason where its stream is closed before its first message."""
+    request = Request()
+    told_before: list[int] = []
+    spoken = body(frame(REQUEST), more=True)
+    await request("ModelStreamInfer", lambda: told_before.append(len(request.sent)), spoken, headers=())
+    assert (told_before, request.status, request.messages, request.kinds) == ([0], "16", [], ["refused"])
+
+
+async def test_a_refused_stream_whose_client_keeps_silent_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sidecar.transports.asgi.FIRST_WORD", 0.01)
+    request = Request()
+    await request("ModelStreamInfer", headers=(), stays=True)
+    assert request.status == "16"
+
+
 @pytest.mark.parametrize(
     ("events", "status"),
     [

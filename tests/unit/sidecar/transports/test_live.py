@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -77,3 +78,24 @@ async def test_only_the_rpcs_of_a_withdrawn_credential_end() -> None:
     live.cut_all(DRAINED)
     await asyncio.gather(*tasks, return_exceptions=True)
     assert len(live) == 0
+
+
+async def test_only_streams_with_nothing_under_way_are_cut_as_idle() -> None:
+    live, busy = LiveRpcs(), [True]
+
+    async def rpc(idle: Callable[[], bool] | None) -> None:
+        with live.track(idle=idle):
+            await asyncio.Event().wait()
+
+    unary, stream = asyncio.ensure_future(rpc(None)), asyncio.ensure_future(rpc(lambda: not busy[0]))
+    while len(live) < 2:
+        await asyncio.sleep(0)
+    await asyncio.to_thread(live.cut_idle, DRAINED)
+    await asyncio.sleep(0)
+    assert len(live) == 2
+    busy[0] = False
+    await asyncio.to_thread(live.cut_idle, DRAINED)
+    with pytest.raises(asyncio.CancelledError):
+        await stream
+    assert not unary.done()
+    unary.cancel()

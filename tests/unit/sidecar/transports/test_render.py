@@ -8,10 +8,12 @@ import json
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from sidecar.core.model import Denial
+from sidecar.core.model import Demand, Denial, Limits
 from sidecar.core.reasons import REASONS, Code, Reason
+from sidecar.quotas.local import LocalQuotas
 from sidecar.transports import render
 from sidecar.triton.protos import ModelStreamInferResponse
+from tests.support.core import AT
 
 DENIAL = Denial(
     Reason.RATE_TOKENS,
@@ -50,6 +52,22 @@ def test_a_quota_refusal_says_what_when_and_by_which_rule() -> None:
     }
     assert retry.retry_delay.ToMilliseconds() == 1500  # type: ignore[attr-defined]
     assert failure.violations[0].subject == "tenants/acme.yaml:limits"  # type: ignore[attr-defined]
+
+
+def test_a_quotas_failure_names_whose_quota_it_is_and_says_so_once() -> None:
+    limits, demand = Limits(concurrency=0), Demand()
+    denial = LocalQuotas().reserve("acme", "chat", limits, demand, AT, enforce=True)
+    assert isinstance(denial, Denial)
+    found = details(render.status(denial, "call-1"))
+    (violation,) = found["QuotaFailure"].violations  # type: ignore[attr-defined]
+    assert violation.subject == "tenant:acme"
+    assert violation.description == "concurrency 0 at once, which can never fit"
+    assert dict(found["ErrorInfo"].metadata) == {  # type: ignore[attr-defined]
+        "call_id": "call-1",
+        "rule": "quota:concurrency",
+        "quota": "concurrency",
+        "limit": "0 at once",
+    }
 
 
 @pytest.mark.parametrize("reason", Reason)

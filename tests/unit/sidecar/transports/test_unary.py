@@ -77,6 +77,15 @@ async def test_a_message_before_a_bad_end_is_not_given_to_the_client() -> None:
     assert (await serve(world, FakeUpstream([ANSWER, UpstreamEnd(13, "late")]))).message is None
 
 
+async def test_a_good_end_without_a_message_is_no_answer() -> None:
+    """An abort with OK would leave a client of grpc.aio waiting for ever."""
+    world = World()
+    answer = await serve(world, FakeUpstream([OK_END]))
+    assert (answer.message, answer.status.code) == (None, Code.INTERNAL)
+    assert outcome(world) == ("failed", "INTERNAL")
+    world.assert_even()
+
+
 async def test_a_crash_of_ours_is_internal_and_settled() -> None:
     world, upstream = World(), FakeUpstream([ZeroDivisionError()])
     answer = await serve(world, upstream)

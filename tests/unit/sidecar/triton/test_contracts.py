@@ -124,6 +124,11 @@ def test_vllm_request_parameters_are_not_read_beside_the_tensor() -> None:
     assert asked(message).requested_tokens == 16
 
 
+@pytest.mark.parametrize("name", ["triton_enable_empty_final_response", "sequence_id", "sequence_end", "priority"])
+def test_vllm_sampling_stands_for_no_request_parameter(name: str) -> None:
+    assert f"key '{name}' is a request parameter's" in fault(chat(**{name: True})).detail
+
+
 def test_vllm_sampling_is_recorded() -> None:
     got = asked(chat(temperature=0.7, max_tokens=5, ignore_eos=True, stop=["\n", "é"], seed=None, guide="x" * 5000))
     assert got.sampling == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sidecar.core.reasons import REASONS, Code, Reason
-from sidecar.triton.status import translate
+from sidecar.triton.status import Translated, translate, translate_in_band
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,38 @@ def test_what_triton_or_envoy_says_becomes_a_reason_of_ours(code: int, text: str
 def test_other_words_stand_with_their_code(code: Code) -> None:
     told = translate(int(code), "unexpected shape for input 'x'")
     assert (told.code, told.message, told.reason) == (code, "unexpected shape for input 'x'", None)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (13, "the model's database said: Connection reset by peer"),
+        (3, "Socket closed is no shape"),
+        (13, "Exceeds maximum queue size"),
+        (2, "upstream connect error"),
+        (2, "Request for unknown model of car"),
+    ],
+)
+def test_a_models_own_words_do_not_become_ours_by_what_they_contain(code: int, text: str) -> None:
+    assert translate(code, text) == Translated(Code(code), text, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Exceeds maximum queue size", Reason.UPSTREAM_QUEUE_FULL),
+        ("[request id: 7] Request timeout expired", Reason.UPSTREAM_TIMEOUT),
+        ("in ensemble 'e', [request id: 7] Exceeds maximum queue size", Reason.UPSTREAM_QUEUE_FULL),
+        ("Request for unknown model: 'x' is not found", Reason.MODEL_NOT_FOUND),
+        ("the model says: Exceeds maximum queue size", None),
+        ("Connection reset by peer", None),
+        ("", None),
+    ],
+)
+def test_in_band_only_tritons_own_beginning_counts(text: str, reason: Reason | None) -> None:
+    told = translate_in_band(text)
+    expected = Translated(REASONS[reason].code, REASONS[reason].public, reason) if reason else None
+    assert told == (expected or Translated(Code.UNKNOWN, text, None))
 
 
 @pytest.mark.parametrize("code", [-1, 17, 99])
