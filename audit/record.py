@@ -78,6 +78,7 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     requested_tokens: int = 0
     prompt: Content = Content()
     would_refuse: str = ""  # the reason that mode observe or a shadow rule did not enforce
+    may_trace: bool = False  # whether its span may be exported: residency allowed it, or nobody is named
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):

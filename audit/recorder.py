@@ -88,6 +88,7 @@ class JournalRecorder:
             bundle=admission.verdict.bundle,
             prompt=_prompt(admission.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
             would_refuse=admission.would_refuse.reason if admission.would_refuse is not None else "",
+            may_trace=admission.verdict.may_trace,
         )
         return self._write(record.Admitted(facts), opens=facts.call_id)
 
@@ -107,6 +108,8 @@ class JournalRecorder:
             bundle=refused.bundle,
             prompt=_prompt(refused.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
             would_refuse="",
+            # Without a principal there is no tenant whose telemetry it would be, and its message was not read.
+            may_trace=refused.principal is None if verdict is None else verdict.may_trace,
         )
         code = int(REASONS[denial.reason].code)
         return self._write(record.Refused(facts, denial.reason.value, code, denial.detail, denial.internal))
@@ -267,6 +270,7 @@ def _facts(
     bundle: str,
     prompt: Content,
     would_refuse: str,
+    may_trace: bool,
 ) -> CallFacts:
     trace = call.trace
     return CallFacts(
@@ -301,6 +305,7 @@ def _facts(
         facts.requested_tokens,
         prompt,
         would_refuse,
+        may_trace,
     )
 
 

@@ -14,13 +14,14 @@ from audit.content import ContentError, ContentSealer
 from audit.rows import officer_row
 from audit.tables import audit_calls
 
-__all__ = ["Asker", "Filter", "Found", "Keyset", "Page", "SearchError", "search", "show"]
+__all__ = ["Asker", "Filter", "Found", "Keyset", "Messages", "Page", "SearchError", "search", "show"]
 
 LIMIT: Final = 10_000  # records of one search
 REVEAL_LIMIT: Final = 1_000  # records of one search whose content is shown
 TEXT_WINDOW: Final = timedelta(days=31)  # a word search opens every record of its window
 TEXT_DEFAULT: Final = timedelta(hours=24)
 TEXT_SCANNED: Final = 100_000  # records opened by one word search
+MESSAGES_LISTED: Final = 1_000  # ids told of one stream
 PAGE: Final = 200  # records fetched at once by a word search
 STATEMENT_MS: Final = 30_000
 
@@ -29,6 +30,7 @@ _EXACT: Final = {
     "model": "model",
     "outcome": "outcome",
     "refused_for": "reason",
+    "would_refuse": "would_refuse",
     "principal": "principal",
     "key": "key_id",
     "subject": "subject",
@@ -36,7 +38,6 @@ _EXACT: Final = {
     "data_class": "data_class",
     "rule": "rule",
     "region": "region",
-    "call": "call_id",
     "trace": "trace_id",
 }
 
@@ -55,7 +56,10 @@ class Keyset:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What is asked for; None is "any". ``since`` is included, ``until`` is not; ``text`` is sought without case."""
+    """What is asked for; None is "any". ``since`` is included, ``until`` is not; ``text`` is sought without case.
+
+    ``call`` is a call's id, or a stream's: then every message of it is meant (``<stream id>/<n>``).
+    """
 
     tenant: str | None = None
     since: datetime | None = None
@@ -63,6 +67,7 @@ class Filter:
     model: str | None = None
     outcome: str | None = None
     refused_for: str | None = None
+    would_refuse: str | None = None  # what mode observe did not enforce
     principal: str | None = None
     key: str | None = None
     subject: str | None = None
@@ -160,6 +165,14 @@ class Page:
     cut: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A stream's id was given where one call's was meant: its messages, oldest first; ``more``: not all are listed."""
+
+    call_ids: tuple[str, ...]
+    more: bool
+
+
 def search(engine: sa.Engine, asked: Filter, asker: Asker, sealer: ContentSealer | None, jurisdiction: str) -> Page:
     """Raises SearchError, store.MismatchError and SQLAlchemy's errors. Recorded before anything is returned."""
     asked = _checked(asked, asker)
@@ -173,14 +186,19 @@ def search(engine: sa.Engine, asked: Filter, asker: Asker, sealer: ContentSealer
 
 def show(
     engine: sa.Engine, call_id: str, asker: Asker, sealer: ContentSealer | None, jurisdiction: str
-) -> Found | None:
-    """One record, whole; None where there is no such call. That it was looked for is recorded either way."""
+) -> Found | Messages | None:
+    """One record, whole, also by the id of its stream where that has no other; None where there is no such call.
+
+    That it was looked for is recorded in every case.
+    """
     asked = _checked(Filter(call=call_id, limit=1), asker)
     with store.transaction(engine, statement_ms=STATEMENT_MS, frozen=True) as connection:
         store.check_jurisdiction(connection, jurisdiction)
+        ids = _messages(connection, call_id)
+        _record(connection, asker, "audit_show", {"call": call_id, "found": bool(ids), "reveal": asker.reveal})
+        if len(ids) > 1:
+            return Messages(ids[:MESSAGES_LISTED], len(ids) > MESSAGES_LISTED)
         page = _page(connection, asked, asker, sealer)
-        detail = {"call": call_id, "found": bool(page.found), "reveal": asker.reveal}
-        _record(connection, asker, "audit_show", detail)
         _record_reveal(connection, asker, page.found)
     return page.found[0] if page.found else None
 
@@ -209,6 +227,29 @@ def _replaced(asked: Filter, **changes: Any) -> Filter:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
+def _messages(connection: sa.Connection, call_id: str) -> tuple[str, ...]:
+    """The ids that ``call_id`` stands for, oldest first: one more than are listed, so that this can be told."""
+    c = audit_calls.c
+    query = sa.select(c.call_id).where(_of_call(call_id)).order_by(c.started_at, c.call_id)
+    return tuple(connection.scalars(query.limit(MESSAGES_LISTED + 1)))
+
+
+def _of_call(call_id: str) -> sa.ColumnElement[bool]:
+    """The call of that id and, where it is a stream's, its messages.
+
+    The range is for the index: it holds every ``<id>/<n>`` in a collation that orders by byte, and in one that skips
+    punctuation. What else it holds is sorted out by the prefix.
+    """
+    column = audit_calls.c.call_id
+    if "/" in call_id:
+        return column == call_id
+    prefix = f"{call_id}/"
+    return sa.and_(
+        column.between(call_id, prefix + "9" * 20),
+        sa.or_(column == call_id, sa.func.starts_with(column, prefix)),
+    )
+
+
 def _select(asked: Filter, *, sealed: bool) -> sa.Select[Any]:
     hidden = {"evidence"} if sealed else {"evidence", "prompt_sealed", "output_sealed"}
     c = audit_calls.c
@@ -217,6 +258,8 @@ def _select(asked: Filter, *, sealed: bool) -> sa.Select[Any]:
         value = getattr(asked, name)
         if value is not None:
             query = query.where(c[column] == value)
+    if asked.call is not None:
+        query = query.where(_of_call(asked.call))
     if asked.refused_for is not None:
         query = query.where(c.outcome == "refused")
     if asked.since is not None:

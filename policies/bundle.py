@@ -170,6 +170,7 @@ class _Compiler:
                 model.default_tokens,
                 model.max_tokens,
                 model.groups,
+                model.classification,
             )
             for name, model in found.root.items()
         }

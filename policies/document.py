@@ -134,6 +134,7 @@ class ModelDoc(_Doc):
     default_tokens: Count = 16  # vLLM's own default for an absent max_tokens
     max_tokens: Count = 4096
     groups: tuple[Name, ...] = Field(default=(), max_length=32)
+    classification: Annotated[bool, Field(strict=True)] = False  # true only where every output is numeric
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelDoc:
@@ -141,6 +142,8 @@ class ModelDoc(_Doc):
             raise ValueError("default_tokens is more than max_tokens")
         if self.contract is Contract.GENERIC and self.kv is not None:
             raise ValueError("a generic model has no tokens, so kv means nothing")
+        if self.contract is not Contract.GENERIC and self.classification:
+            raise ValueError("a language model's output is text, and Triton dies when asked to classify text")
         return self
 
 

@@ -79,6 +79,10 @@ class LoadedPolicy:
         """What models.yaml says, or a generic profile."""
         return self._bundle.models.get(model) or ModelProfile(name=model)
 
+    def serves(self, tenant: str) -> bool:
+        found = self._bundle.tenants.get(tenant)
+        return found is not None and found.active
+
     def authorise(
         self,
         principal: Principal,
@@ -155,6 +159,7 @@ class LoadedPolicy:
             limits=tenant.limits,
             audit=tenant.audit,
             data_class=call.data_class,
+            may_trace=action is not Action.HEALTH or self._resident(asked) is None,
         )
 
     def _status(self, asked: _Asked) -> Step | Denial:
@@ -207,10 +212,14 @@ class LoadedPolicy:
         if asked.action is Action.HEALTH:
             return Step("residency", "skip", detail="health of the server")
         document, place = asked.tenant.document, self._place
-        denial = residency.decide(asked.tenant.residency, asked.data_class, place, self._bundle.regions, document)
+        denial = self._resident(asked)
         telemetry = place.telemetry_jurisdiction or "nowhere"
         where = f"processed in {place.region} ({place.jurisdiction}), stored in {place.storage_jurisdiction}"
         return denial or Step("residency", "pass", f"{document}:residency", f"{where}, traced to {telemetry}")
+
+    def _resident(self, asked: _Asked) -> Denial | None:
+        rules, document = asked.tenant.residency, asked.tenant.document
+        return residency.decide(rules, asked.data_class, self._place, self._bundle.regions, document)
 
     def _question(self, asked: _Asked) -> Question:
         profile = self._bundle.models.get(asked.model)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -13,17 +13,18 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
-from audit.search import Asker, Filter, Found, Keyset, Page, SearchError
+from audit.search import Asker, Filter, Keyset, Messages, Page, SearchError
 from audit.search import search as search_records
 from audit.search import show as show_record
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
 from sidecar.cli.database import database, sealer_of
 from sidecar.cli.keys import operator
+from sidecar.cli.records import harmless, told, told_whole
 from sidecar.core.model import Instant, OutcomeKind
-from sidecar.core.reasons import Code, Reason
+from sidecar.core.reasons import Reason
+from sidecar.identity.keys import ID_LENGTH
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
 
@@ -46,6 +47,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     model: _Filtered = None,
     outcome: Annotated[str | None, typer.Option(help="completed, refused, failed, cancelled or aborted.")] = None,
     refused_for: Annotated[str | None, typer.Option(help="A refusal's reason, such as RATE_TOKENS.")] = None,
+    would_refuse: Annotated[str | None, typer.Option(help="What mode observe would have refused it for.")] = None,
     principal: _Filtered = None,
     key: Annotated[str | None, typer.Option(help="An API key's id.")] = None,
     subject: _Filtered = None,
@@ -53,7 +55,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     data_class: _Filtered = None,
     rule: _Filtered = None,
     region: _Filtered = None,
-    call: Annotated[str | None, typer.Option(help="A call's id.")] = None,
+    call: Annotated[str | None, typer.Option(help="A call's id, or a stream's: then all its messages.")] = None,
     trace: Annotated[str | None, typer.Option(help="A trace's id (32 hex digits).")] = None,
     text: Annotated[str | None, typer.Option(help="Words in a prompt or output, case ignored; needs --reveal.")] = None,
     limit: Annotated[int, typer.Option(help="At most this many, the newest.")] = 100,
@@ -66,8 +68,11 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
 ) -> None:
     """Find records, newest first; with --json one object a line. Prompts and outputs stay sealed without --reveal."""
     at = now()
+    if key is not None and len(key) > ID_LENGTH:  # never told again, nor kept with the record of this asking
+        fail(Exit.USAGE, "--key takes the 12 characters in the middle of the key, its id, and never the key itself")
     _known("--outcome", outcome, OutcomeKind)
     _known("--refused-for", refused_for, Reason)
+    _known("--would-refuse", would_refuse, Reason)
     asked = Filter(
         tenant=tenant,
         since=_moment("--since", since, at),
@@ -75,6 +80,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
         model=model,
         outcome=outcome,
         refused_for=refused_for,
+        would_refuse=would_refuse,
         principal=principal,
         key=key,
         subject=subject,
@@ -93,7 +99,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
         for record in page.found:
             emit(record.shape())
     else:
-        _print(page.found, reveal=reveal)
+        _print(told(page.found, _width(), reveal=reveal))
     _tell_rest(page, limit)
 
 
@@ -106,7 +112,7 @@ def show(
     reason: ReasonOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Everything recorded of one call; exit 1 where there is no record of it."""
+    """Everything recorded of one call; exit 1 where there is no record of it, or several (a stream's messages)."""
     asker = _asker(now(), reason, reveal=reveal)
     with database(config, application="warden-audit") as opened:
         sealer = sealer_of(opened.settings) if reveal else None
@@ -116,13 +122,13 @@ def show(
             fail(Exit.USAGE, str(fault))
     if found is None:
         fail(Exit.NO, f"no record of call {call_id}")
+    if isinstance(found, Messages):
+        several = f"{'more than ' if found.more else ''}{len(found.call_ids)} messages"
+        fail(Exit.NO, f"{call_id} is a stream of {several}; show one of\n" + "\n".join(map(harmless, found.call_ids)))
     if as_json:
         emit(found.whole())
         return
-    table = Table(show_header=False)
-    for name, value in found.whole().items():
-        table.add_row(name.replace("_", " "), _cell(value))
-    Console(file=sys.stdout).print(table)
+    _print(told_whole(found, _width()))
 
 
 def _search(config: Any, asked: Filter, asker: Asker) -> Page:
@@ -177,45 +183,15 @@ def _known(option: str, value: str | None, members: type[OutcomeKind] | type[Rea
 # --- what is shown ------------------------------------------------------------------------------------------------
 
 
-def _print(found: list[Found], *, reveal: bool) -> None:
-    table = Table("started", "tenant", "who", "model", "outcome", "why", "tokens", "ms", "call")
-    for record in found:
-        shape = record.shape()
-        table.add_row(
-            shape["started_at"],
-            _cell(shape["tenant"]),
-            _cell(shape["key_id"] or shape["principal"]),
-            _cell(shape["model"] or shape["method"].rpartition("/")[2]),
-            shape["outcome"],
-            _cell(_why(shape)),
-            f"{shape['input_tokens']}+{shape['output_tokens']}",
-            f"{shape['duration_ms']:.0f}",
-            _cell(shape["call_id"]),
-        )
-        if reveal:
-            table.add_row(
-                "", "", "", "prompt", _cell(shape["prompt"] if shape["prompt"] is not None else record.content)
-            )
-            table.add_row(
-                "", "", "", "output", _cell(shape["output"] if shape["output"] is not None else record.content)
-            )
-    Console(file=sys.stdout).print(table)
+def _print(lines: list[Text]) -> None:
+    """Whole: a terminal gets lines that fit it, whatever else reads gets each as it is."""
+    console = Console(file=sys.stdout, highlight=False)
+    for line in lines:
+        console.print(line, soft_wrap=True)
 
 
-def _why(shape: dict[str, Any]) -> str:
-    """The reason, else the status where it is not OK; and what mode observe did not enforce."""
-    words = [shape["reason"] or ("" if shape["status"] == Code.OK else str(shape["status"]))]
-    if shape["would_refuse"]:
-        words.append(f"would be {shape['would_refuse']}")
-    return "; ".join(filter(None, words))
-
-
-def _cell(value: Any) -> str:
-    """Text that a tenant chose must not act on the officer's terminal: no control characters, no markup."""
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return escape("".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text))
+def _width() -> int | None:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _tell_rest(page: Page, limit: int) -> None:

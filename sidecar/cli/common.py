@@ -22,6 +22,20 @@ class Exit(IntEnum):
     DEPENDENCY = 3  # a dependency is unavailable
 
 
+def absent(path: Path) -> bool:
+    """Whether there is no such file; one that can't be looked at counts as there, and fails where it is read."""
+    try:
+        return not path.is_file()
+    except OSError:
+        return False
+
+
+def need(config: Path) -> None:
+    """Leave with exit 2 where the configuration is not there, which most often is one that wasn't named."""
+    if absent(config):
+        fail(Exit.USAGE, f"{config}: no such file; name one with --config")
+
+
 def emit(value: Any) -> None:
     """One JSON value, on one line, on stdout."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")) + "\n")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from audit.seal import KeyFault, load_root_key, same_volume
-from sidecar.cli.common import Exit, JsonOption, emit, fail
+from sidecar.cli.common import Exit, JsonOption, absent, emit, fail
 from sidecar.runtime import compose
 from sidecar.runtime.settings import SettingsError, load
 
@@ -39,6 +39,8 @@ def check(
 
 
 def _problems(file: Path) -> list[str]:
+    if absent(file):
+        return [f"{file}: no such file"]
     try:
         settings = load(file)
     except SettingsError as fault:

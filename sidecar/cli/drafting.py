@@ -10,6 +10,7 @@ from textwrap import dedent, indent
 from typing import Final
 
 from sidecar.core.model import Contract
+from sidecar.triton.tensors import DATATYPES
 
 __all__ = [
     "AUDIENCE",
@@ -50,6 +51,7 @@ class Model:
     steps: tuple[str, ...] = ()
     response_cache: bool = False
     parameters: Mapping[str, str] = field(default_factory=dict)  # of its config.pbtxt
+    outputs: Mapping[str, str] = field(default_factory=dict)  # tensor name → KServe v2 datatype
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ _MODELS_HEAD: Final = """\
 # contract: vllm or trtllm: its prompts and outputs are recorded as text, its tokens counted. generic: neither.
 # default_tokens: what a request that names no maximum is taken to ask for.
 # max_tokens: the most a request may ask for; set it to what the model can do.
+# classification: callers may ask for outputs as labels; only where every output is numeric, or Triton 2.51 dies of it.
 """
 
 _KV: Final = {
@@ -236,7 +239,14 @@ def _model(server: Server, model: Model) -> str:
         body += "default_tokens: 16\nmax_tokens: 4096\n" + dedent(_KV[contract])
         engine = _engine(server, model)
         body += f"# Triton says the engine is in {engine}\n" if engine else ""
+    elif _numeric(model):
+        body += "classification: true\n"
     return f"{_scalar(model.name)}:\n{indent(body, '  ')}"
+
+
+def _numeric(model: Model) -> bool:
+    """Whether every output is known, and none holds strings (whose elements have no size of their own)."""
+    return bool(model.outputs) and all(DATATYPES.get(datatype, 0) > 0 for datatype in model.outputs.values())
 
 
 def _engine(server: Server, model: Model) -> str:

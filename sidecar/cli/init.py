@@ -22,7 +22,7 @@ from sidecar.cli.survey import Silent, survey
 from sidecar.identity import mint
 from sidecar.runtime.settings import Address
 
-_REGION, _JURISDICTION = "unstated-region", "UNSTATED"  # where nobody says
+_PLACE = "--region eu-west-1 --jurisdiction EU"
 
 
 def init(
@@ -30,8 +30,10 @@ def init(
     directory: Annotated[
         Path, typer.Option("--dir", help="Where warden.yaml, bundle/ and keys/ are put; nothing there is overwritten.")
     ] = Path(),
-    region: Annotated[str, typer.Option(help="Where this pod is, such as eu-west-1.")] = "",
-    jurisdiction: Annotated[str, typer.Option(help="Whose law that is under, such as EU.")] = "",
+    region: Annotated[str, typer.Option(help="Needed: where this pod is, such as eu-west-1.")] = "",
+    jurisdiction: Annotated[
+        str, typer.Option(help="Needed: whose law that is under, such as EU; the database keeps it.")
+    ] = "",
     tenant: Annotated[str, typer.Option(help="The first tenant.")] = "main",
     *,
     json: JsonOption = False,
@@ -44,11 +46,6 @@ def init(
         fail(Exit.DEPENDENCY, f"Triton at {triton} cannot be asked: {server.detail}")
     files = draft(server, place)
     _write(directory, files)
-    if not region:
-        _warn(
-            f"no --region and --jurisdiction: drafted as {_REGION} and {_JURISDICTION}. Write the true ones in "
-            "warden.yaml and bundle/ before `warden db upgrade`: the database keeps its jurisdiction for good"
-        )
     for sentence in remarks(server, triton):
         _warn(sentence)
     if json:
@@ -61,11 +58,12 @@ def init(
 def _place(triton: str, region: str, jurisdiction: str, tenant: str) -> Place:
     """The options as one value, or leave with every one that is wrong."""
     wrong = []
-    if bool(region) != bool(jurisdiction):
-        wrong.append("--region and --jurisdiction go together: a place, and whose law it is under")
-    elif region and region == jurisdiction:
+    if not region or not jurisdiction:
+        wrong.append(
+            f"--region and --jurisdiction are needed, such as {_PLACE}: the database keeps the latter for good"
+        )
+    elif region == jurisdiction:
         wrong.append("--region and --jurisdiction are the same: residency rules couldn't tell which is meant")
-    region, jurisdiction = region or _REGION, jurisdiction or _JURISDICTION
     kinds: tuple[tuple[str, Any, str], ...] = (
         ("--triton", Address, triton),
         ("--region", Name, region),
@@ -73,6 +71,8 @@ def _place(triton: str, region: str, jurisdiction: str, tenant: str) -> Place:
         ("--tenant", TenantName, tenant),
     )
     for option, kind, value in kinds:
+        if not value and kind is Name:
+            continue  # told above
         try:
             TypeAdapter(kind).validate_python(value)
         except ValidationError as fault:

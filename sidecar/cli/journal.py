@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import base64
+import http.client
+import json
 import os
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, assert_never
+from typing import Annotated, Any, Final, assert_never
 
 import msgspec
 import typer
@@ -24,48 +26,89 @@ from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, e
 from sidecar.cli.keys import load_settings
 from sidecar.core.model import Secret
 from sidecar.runtime.settings import JournalSection
+from sidecar.telemetry.shipfile import ShipFile, ShipReport
 
 app = typer.Typer(no_args_is_help=True, help="The local journal: its state, its frames.")
+
+_ASK_SECONDS: Final = 2.0  # for the running sidecar's answer, which it has at hand
+_ASK_BYTES: Final = 64 * 1024
 
 
 @app.command()
 def status(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
-    """Segments, sequences, bytes, how far it is shipped, and whether new calls can be recorded.
+    """Segments, sequences, bytes, what is shipped and what waits, and whether new calls can be recorded.
 
-    Exit 1 where they can't, or where a segment is damaged.
+    A journal that is being written is asked about at its sidecar's admin port. Exit 1 where calls can't be recorded, or
+    where a segment is damaged; 3 where the sidecar doesn't answer, so that it is unknown.
     """
-    section = load_settings(config).audit.journal
+    settings = load_settings(config)
+    section = settings.audit.journal
     try:
-        found = _status(section)
+        found = _status(section, settings.listen.admin)
     except OSError as fault:
         fail(Exit.DEPENDENCY, f"{section.directory}: {fault.strerror}")
     if as_json:
         emit(found)
     else:
         _show(found)
-    raise typer.Exit(int(Exit.DONE if found["state"] == "ok" and not found["damaged"] else Exit.NO))
+    if found["damaged"] or found["state"] not in ("ok", "unknown"):
+        raise typer.Exit(int(Exit.NO))
+    raise typer.Exit(int(Exit.DONE if found["state"] == "ok" else Exit.DEPENDENCY))
 
 
-def _status(section: JournalSection) -> dict[str, Any]:
+def _status(section: JournalSection, admin: str) -> dict[str, Any]:
     """Raises OSError where the directory can't be read."""
     directory = section.directory
     segments = [_segment(first, path) for first, path in segments_in(directory)]
     space = os.statvfs(directory)
     nbytes, free = sum(segment["bytes"] for segment in segments), space.f_bavail * space.f_frsize
-    short = free < section.min_free or nbytes >= section.max_bytes
+    short, writer = free < section.min_free or nbytes >= section.max_bytes, holder(directory)
+    state, detail = _asked(admin) if writer is not None else ("full" if short else "ok", "")
     return {
         "directory": str(directory),
         "journal": read_identity(directory),
-        "state": "full" if short else "ok",
-        "writer": holder(directory),
+        "state": state,
+        "detail": detail,
+        "writer": writer,
         "first_sequence": segments[0]["first"] if segments else None,
         "shipped": read_shipped(directory),
+        "ship": _ship(ShipFile(directory / "ship.json", time.time).read()),
         "bytes": nbytes,
         "max_bytes": section.max_bytes,
         "free_bytes": free,
         "min_free": section.min_free,
         "damaged": [segment["name"] for segment in segments if segment["damaged"]],
         "segments": segments,
+    }
+
+
+def _asked(admin: str) -> tuple[str, str]:
+    """What the sidecar says of the journal it writes: ok, refusing or unknown, and why."""
+    host, _, port = admin.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_ASK_SECONDS)
+    try:
+        connection.request("GET", "/readyz")
+        check = json.loads(connection.getresponse().read(_ASK_BYTES))["checks"]["journal"]
+        return "ok" if check["ok"] is True else "refusing", str(check["detail"])
+    except (OSError, http.client.HTTPException) as fault:
+        return "unknown", f"http://{admin}/readyz: {fault or type(fault).__name__}"
+    except (ValueError, LookupError, TypeError):
+        return "unknown", f"http://{admin}/readyz: that is no answer of a sidecar"
+    finally:
+        connection.close()
+
+
+def _ship(report: ShipReport | None) -> dict[str, Any] | None:
+    """What `warden ship` said within the last seconds; None: it isn't running."""
+    if report is None:
+        return None
+    oldest = report.oldest_unshipped_at
+    return {
+        "database_up": report.database_up,
+        "waiting": report.lag_records,
+        "oldest_at": None if oldest is None else _time(round(oldest * 1e9)),
+        "last_error": report.last_error,
+        "poisoned": report.poisoned,
     }
 
 
@@ -92,7 +135,9 @@ def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
     writer = f"process {found['writer']}" if found["writer"] else "nobody"
     console.print(f"journal {found['journal'] or '(never opened)'} in {found['directory']}", markup=False)
-    console.print(f"state {found['state']}; written by {writer}; shipped through sequence {found['shipped']}")
+    state = f"{found['state']} ({found['detail']})" if found["detail"] not in ("", found["state"]) else found["state"]
+    console.print(f"state {state}; written by {writer}", markup=False)
+    console.print(f"shipped through sequence {found['shipped']}; {_shipping(found['ship'])}", markup=False)
     console.print(
         f"{found['bytes']:,} of {found['max_bytes']:,} bytes; {found['free_bytes']:,} free on its volume, "
         f"{found['min_free']:,} must be"
@@ -110,16 +155,27 @@ def _show(found: dict[str, Any]) -> None:
     console.print(table)
 
 
+def _shipping(ship: dict[str, Any] | None) -> str:
+    if ship is None:
+        return "warden ship isn't running"
+    since = f" since {ship['oldest_at']}" if ship["oldest_at"] else ""
+    database = "answers" if ship["database_up"] else "does not answer"
+    error = f"; last error: {ship['last_error']}" if ship["last_error"] else ""
+    return f"about {ship['waiting']} records wait{since}; the database {database}{error}"
+
+
 @app.command()
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A segment, or the journal's directory.")],
     config: ConfigOption = DEFAULT_CONFIG,
     key_file: Annotated[Path | None, typer.Option(help="The root key, instead of the configuration's.")] = None,
     *,
-    reveal: Annotated[bool, typer.Option("--reveal", help="Show prompts and outputs too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Every frame: sequence, kind, call id, size. Exit 1 where frames are damaged or torn."""
+    """Every frame: sequence, kind, call id, size. Exit 1 where frames are damaged or torn.
+
+    No prompt and no output: `warden audit` reveals those, and the database records who looked and why.
+    """
     root = load_root_key(key_file or load_settings(config).audit.journal.key_file)
     if isinstance(root, KeyFault):
         fail(Exit.USAGE, root.detail)
@@ -127,7 +183,7 @@ def inspect(
     try:
         paths = [segment for _, segment in segments_in(path)] if path.is_dir() else [path]
         for segment in paths:
-            for row in _frames(segment, root, reveal=reveal):
+            for row in _frames(segment, root):
                 whole = whole and row["kind"] not in ("damaged", "torn")
                 _print(row, as_json=as_json)
     except OSError as fault:
@@ -145,7 +201,7 @@ def _print(row: dict[str, Any], *, as_json: bool) -> None:
     typer.echo(f"{sequence:>12}  {row['kind']:<9} {row['call_id'] or '-':<40} {row['bytes']:>8}  {words}".rstrip())
 
 
-def _frames(path: Path, root: Secret, *, reveal: bool) -> Iterator[dict[str, Any]]:
+def _frames(path: Path, root: Secret) -> Iterator[dict[str, Any]]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         segment = unlock(descriptor, path, root)
@@ -156,7 +212,7 @@ def _frames(path: Path, root: Secret, *, reveal: bool) -> Iterator[dict[str, Any
             match reader.next(search=True):
                 case Frame() as frame:
                     row = {"sequence": first + frame.index, "kind": "", "call_id": None, "bytes": len(frame.entry)}
-                    yield row | _entry(frame.entry, reveal=reveal)
+                    yield row | _entry(frame.entry)
                 case Lost() as lost:
                     yield _bad("damaged", first + lost.index, lost.end - lost.offset, lost.offset)
                 case End(left=0):
@@ -174,47 +230,26 @@ def _bad(kind: str, sequence: int, nbytes: int, offset: int) -> dict[str, Any]:
     return {"sequence": sequence, "kind": kind, "call_id": None, "bytes": nbytes, "offset": offset}
 
 
-def _entry(data: bytes, *, reveal: bool) -> dict[str, Any]:
+def _entry(data: bytes) -> dict[str, Any]:
     try:
         entry: Entry = decode(data)
     except (msgspec.DecodeError, UnicodeError):
         return {"kind": "unreadable"}
     match entry:
         case Admitted(call=facts):
-            shown = {"tenant": facts.tenant, "model": facts.model}
-            content = {"prompt": facts.prompt.parts}
+            shown = {"call_id": facts.call_id, "tenant": facts.tenant, "model": facts.model}
         case Refused(call=facts):
-            shown = {"tenant": facts.tenant, "model": facts.model, "reason": entry.reason}
-            content = {"prompt": facts.prompt.parts}
+            shown = {"call_id": facts.call_id, "tenant": facts.tenant, "model": facts.model}
+            shown["reason"] = entry.reason
         case Output():
-            return _row(entry, entry.call_id, {}, {"output": entry.texts}, reveal=reveal)
+            shown = {"call_id": entry.call_id}
         case Settled():
-            return _row(entry, entry.call_id, {"outcome": entry.outcome}, {"output": entry.texts}, reveal=reveal)
+            shown = {"call_id": entry.call_id, "outcome": entry.outcome}
         case Event():
-            return _row(entry, None, {"event": entry.kind}, {}, reveal=reveal)
+            shown = {"event": entry.kind}
         case _:
             assert_never(entry)
-    return _row(entry, facts.call_id, shown, content, reveal=reveal)
-
-
-def _row(
-    entry: Entry, call_id: str | None, shown: dict[str, Any], content: dict[str, Any], *, reveal: bool
-) -> dict[str, Any]:
-    row = {"kind": str(type(entry).__struct_config__.tag), "call_id": call_id, **shown}
-    if reveal:
-        row |= {name: _readable(parts) for name, parts in content.items()}
-    return row
-
-
-def _readable(parts: list[bytes] | None) -> str | None:
-    """Text where it is UTF-8, ``base64:…`` where it isn't, null where none was kept."""
-    if parts is None:
-        return None
-    whole = b"".join(parts)
-    try:
-        return whole.decode()
-    except UnicodeDecodeError:
-        return "base64:" + base64.b64encode(whole).decode()
+    return {"kind": str(type(entry).__struct_config__.tag), **shown}
 
 
 def _time(ns: int) -> str:

@@ -22,22 +22,35 @@ from rich.table import Table
 from audit import rows
 from audit import store as audit_store
 from policies.units import parse_duration
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail, need
 from sidecar.core.model import Secret
 from sidecar.identity import store
-from sidecar.identity.keys import read_pepper
+from sidecar.identity.keys import ID_LENGTH, read_pepper
 from sidecar.identity.store import Issued, KeyEvent, KeyInfo, NewKey, Office, Refusal
 from sidecar.runtime import settings as settings_module
 from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import KeysSection, Settings, SettingsError
-from sidecar.triton.methods import METHODS
+from sidecar.triton.methods import METHODS, ROLES
 
 app = typer.Typer(no_args_is_help=True, help="API keys: issue, list, show, rotate, revoke, expire.")
 
 _T = TypeVar("_T")
 _STATEMENT_MS = 5_000
 _LONGEST_S = 36_500 * 86_400
-KeyId = Annotated[str, typer.Argument(metavar="ID", help="The key's public id: the 12 characters in its middle.")]
+ROLES_HELP = f"Roles, between commas: {', '.join(ROLES)}."
+
+
+def _key_id(value: str) -> str:
+    """Too long for an id: most likely the whole key, whose secret must not be told again, nor recorded."""
+    if len(value) > ID_LENGTH:
+        fail(Exit.USAGE, "give the 12 characters in the middle of the key, its id, and never the key itself")
+    return value
+
+
+KeyId = Annotated[
+    str,
+    typer.Argument(metavar="ID", help="The key's public id: the 12 characters in its middle.", callback=_key_id),
+]
 
 
 @app.command()
@@ -46,7 +59,7 @@ def issue(
     name: Annotated[str, typer.Option(help="What the key is called in records and lists.")],
     expires: Annotated[str | None, typer.Option(help="After which it no longer works, such as 90d.")] = None,
     models: Annotated[str | None, typer.Option(help="Narrow it to these models, such as chat,embed-*.")] = None,
-    roles: Annotated[str, typer.Option(help="What it may do.")] = "tenant",
+    roles: Annotated[str, typer.Option(help=ROLES_HELP)] = "tenant",
     config: ConfigOption = DEFAULT_CONFIG,
     *,
     methods: Annotated[
@@ -71,7 +84,7 @@ def issue(
         name=name,
         expires_at=None if expires is None else at + _duration("--expires", expires),
         models=None if models is None else _names("--models", models),
-        roles=_names("--roles", roles),
+        roles=known_roles(roles),
         methods=None if methods is None else _methods(methods),
         regions=None if regions is None else _names("--regions", regions),
         networks=None if cidr is None else _networks(cidr),
@@ -236,6 +249,7 @@ def _state(fault: sa.exc.SQLAlchemyError) -> str:
 
 def load_settings(config: Path) -> Settings:
     """The configuration, or exit 2 with everything that is wrong with it."""
+    need(config)
     try:
         return settings_module.load(config)
     except SettingsError as fault:
@@ -310,6 +324,15 @@ def _names(option: str, value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(","))
     if not all(name and name.isprintable() for name in names):
         fail(Exit.USAGE, f"{option} must be names between commas")
+    return names
+
+
+def known_roles(value: str) -> tuple[str, ...]:
+    """Roles of the method table; any other name is a slip, and lets its holder call nothing."""
+    names = _names("--roles", value)
+    unknown = [name for name in names if name not in ROLES]
+    if unknown:
+        fail(Exit.USAGE, f"--roles: no role {', '.join(map(repr, unknown))}; there are {', '.join(ROLES)}")
     return names
 
 

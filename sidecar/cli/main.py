@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from importlib import import_module
 from typing import Final
 
 import typer
+
+from sidecar.cli.common import Exit
 
 # Name → the module and the Typer app, or the function, that is the command. Importing all of them takes over a second.
 GROUPS: Final = {
@@ -24,6 +27,8 @@ COMMANDS: Final = {
     "ship": ("sidecar.cli.ship", "ship"),
     "init": ("sidecar.cli.init", "init"),
 }
+# No command takes a whole key (sidecar.identity.keys), so one among the arguments is a mistake.
+_WHOLE_KEY: Final = re.compile(r"wdn_[a-z0-9]{1,12}_[0-9A-Za-z]{12}_[0-9A-Za-z]")
 
 
 def build(asked: str | None = None) -> typer.Typer:
@@ -51,6 +56,9 @@ def _root() -> None:
 
 
 def main() -> None:
+    if any(map(_WHOLE_KEY.search, sys.argv[1:])):  # before a parser, a fault or a record of this asking repeats it
+        sys.stderr.write("warden: an argument holds a whole API key: give the 12 characters in its middle, its id\n")
+        sys.exit(int(Exit.USAGE))
     asked = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
     build(asked)()
 

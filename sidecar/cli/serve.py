@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail, need
 from sidecar.runtime import dumps
 from sidecar.runtime.compose import StartError
 from sidecar.runtime.serve import serve_envoy, serve_grpc
@@ -25,12 +25,14 @@ def serve(
 ) -> None:
     """Govern one Triton: the only way in. Runs until SIGTERM, then drains. Starts `warden ship` as its child."""
     dumps.forbid()
+    need(config)
     try:
         settings = load(config)
         match wire:
             case Wire.ENVOY:
                 serve_envoy(settings, config)
             case Wire.GRPC:
-                serve_grpc(settings, config)
+                if not serve_grpc(settings, config):
+                    fail(Exit.NO, "the gRPC server ended by itself (its fault is in the log)")
     except (SettingsError, StartError) as fault:
         fail(Exit.USAGE, f"cannot start:\n{fault}")

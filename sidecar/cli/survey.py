@@ -72,6 +72,7 @@ def _model(desk: _Desk, name: str) -> Model:
     return Model(
         name=name,
         inputs={tensor.name: tensor.datatype for tensor in metadata.inputs},
+        outputs={tensor.name: tensor.datatype for tensor in metadata.outputs},
         decoupled=config.model_transaction_policy.decoupled,
         steps=tuple(step.model_name for step in config.ensemble_scheduling.step),
         response_cache=config.response_cache.enable,

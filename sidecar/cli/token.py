@@ -15,7 +15,7 @@ import typer
 
 from policies.units import parse_duration
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, emit, fail
-from sidecar.cli.keys import load_settings, moment, operator, token_desk
+from sidecar.cli.keys import ROLES_HELP, known_roles, load_settings, moment, operator, token_desk
 from sidecar.identity import mint as minting
 from sidecar.identity import store
 from sidecar.runtime.ids import uuid7
@@ -31,12 +31,13 @@ def mint(
     subject: Annotated[str, typer.Option(help="Who it names (the sub claim).")],
     ttl: Annotated[str, typer.Option(help="How long it is valid.")] = "15m",
     scope: Annotated[str | None, typer.Option(help="The scope claim, as it is.")] = None,
-    roles: Annotated[str, typer.Option(help="Roles it asserts, between commas.")] = "tenant",
+    roles: Annotated[str, typer.Option(help=ROLES_HELP)] = "tenant",
     config: ConfigOption = DEFAULT_CONFIG,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
 ) -> None:
     """Sign a token that names the operator who minted it, and print it."""
+    asserted = known_roles(roles)
     settings = load_settings(config)
     signing = _signing(settings, config)
     lifetime = _lifetime(settings, signing, ttl)
@@ -47,7 +48,7 @@ def mint(
         subject=subject,
         lifetime=lifetime,
         operator=f"cli:{operator()}",
-        roles=tuple(role.strip() for role in roles.split(",")),
+        roles=asserted,
         scope=scope,
     )
     token_id = uuid7(time.time_ns(), secrets.token_bytes(10))

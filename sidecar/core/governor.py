@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -59,7 +59,10 @@ OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="o
 
 
 class Mode(StrEnum):
-    """``observe`` decides and records everything and enforces nothing: the safe first day next to running traffic."""
+    """``observe`` decides and records everything and enforces nothing: the safe first day next to running traffic.
+
+    Of a call that it would have refused by the end of the authorise step the record keeps no content.
+    """
 
     ENFORCE = "enforce"
     OBSERVE = "observe"
@@ -127,7 +130,10 @@ class Governor:
             return True
         if self._mode is Mode.OBSERVE:
             return False
-        return isinstance(credential, Denial) or isinstance(self._ports.identity.identify(credential, at.wall), Denial)
+        if isinstance(credential, Denial):
+            return True
+        who = self._ports.identity.identify(credential, at.wall)
+        return isinstance(who, Denial) or not self._ports.policies.current().serves(who.tenant)
 
     def revoked(self, credential: Credential | Denial, at: Instant) -> Denial | None:
         """Why a call under way may not go on: its credential was withdrawn since. None: it may.
@@ -165,7 +171,7 @@ class Governor:
         d.identified(self._identify(call, at))
         if call.fault is not None:
             d.faulted(call.fault)
-        barred = self._barred(d)
+        barred = self._barred(d, at)
         try:
             d.head = reader.head(call.method, call.message)
         except MalformedRequest as fault:
@@ -192,13 +198,16 @@ class Governor:
             return call.credential
         return self._ports.identity.identify(call.credential, at.wall)
 
-    def _barred(self, d: _Decision) -> Denial | None:
-        """What the method table, or the credential's own scope, says against this call; None: nothing."""
+    def _barred(self, d: _Decision, at: Instant) -> Denial | None:
+        """What is against this call whatever its message says, the method table first; None: nothing."""
         method = d.call.method
         if method.action is Action.UNKNOWN:
             return Denial(Reason.METHOD_UNKNOWN, rule="method-table")
         if method.disposition is Disposition.REFUSE or not (method.roles & d.who.roles):
             return Denial(Reason.METHOD_NOT_ALLOWED, method.name, rule="method-table")
+        if not d.policy.serves(d.who.tenant):
+            found = d.policy.authorise(d.who, d.call, NO_HEAD, at.wall)
+            return found if isinstance(found, Denial) else None
         return outside(d.who, d.call)
 
     # --- the journal -----------------------------------------------------------------------------------------------
@@ -371,11 +380,12 @@ class _Decision:
     def authorised(self, verdict: Verdict | Denial) -> None:
         if isinstance(verdict, Denial):
             self._refuse(verdict)
-            # Where a record may not be stored, observing must not store its content either.
-            level = AuditLevel.METADATA if verdict.reason.startswith("RESIDENCY_") else AuditLevel.FULL
-            verdict = Verdict(
-                "observe", self.policy.digest, self.policy.profile(self.head.model), Limits(), AuditRule(level=level)
-            )
+            profile = self.policy.profile(self.head.model)
+            verdict = Verdict("observe", self.policy.digest, profile, Limits(), AuditRule())
+        if self.denial is not None:
+            # Residency comes last: what was refused before it, or for headers that say too little, may be content that
+            # must not be stored here, or that its tenant wants kept nowhere.
+            verdict = replace(verdict, audit=replace(verdict.audit, level=AuditLevel.METADATA), may_trace=False)
         self._verdict = verdict
 
     def isolated(self, forward: Forward | Denial) -> Forward:

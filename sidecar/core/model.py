@@ -331,7 +331,10 @@ class KvProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """What models.yaml states of a model. ``max_tokens`` bounds, ``default_tokens`` replaces an absent request's."""
+    """What models.yaml states of a model. ``max_tokens`` bounds, ``default_tokens`` replaces an absent request's.
+
+    ``classification``: its outputs may be asked for as classes, because each of them is numeric.
+    """
 
     name: str
     contract: Contract = Contract.GENERIC
@@ -339,6 +342,7 @@ class ModelProfile:
     default_tokens: int = 16
     max_tokens: int = 4096
     groups: tuple[str, ...] = ()
+    classification: bool = False
 
 
 class AuditLevel(StrEnum):
@@ -369,7 +373,10 @@ class AuditRule:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An allow: the rule that decided, and what the bundle says of this tenant and model."""
+    """An allow: the rule that decided, and what the bundle says of this tenant and model.
+
+    ``may_trace``: residency was looked at and allows the call's span where this pod's telemetry goes.
+    """
 
     rule: str
     bundle: str
@@ -377,6 +384,7 @@ class Verdict:
     limits: Limits
     audit: AuditRule
     data_class: str = ""
+    may_trace: bool = False
 
 
 # --- what it holds and how it ends --------------------------------------------------------------------------------
@@ -456,12 +464,16 @@ class OutcomeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a forwarded call ended: ``status`` is the gRPC code the client is given, ``internal`` Triton's own words."""
+    """How a forwarded call ended: ``status`` is the gRPC code the client is given, ``internal`` Triton's own words.
+
+    ``rule``: as a denial's, where one ended the call.
+    """
 
     kind: OutcomeKind
     status: Code = Code.OK
     reason: Reason | None = None
     internal: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,10 @@ class Policy(Protocol):
     @property
     def digest(self) -> str: ...
 
+    def serves(self, tenant: str) -> bool:
+        """Whether the tenant is known and active: any call of another is refused whatever its message says."""
+        ...
+
     def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
         """Tenant status → model allow-list → Cedar → residency, in that order."""
         ...

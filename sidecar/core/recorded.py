@@ -16,6 +16,7 @@ __all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "Output", "Recorded"]
 # other half is the sweep's own period.
 OUTPUT_LAG_BYTES: Final = 16 * 1024
 OUTPUT_LAG_NS: Final = 50_000_000
+_BYTES_PER_TOKEN: Final = 4  # of English, as prompts are estimated (sidecar.triton.contracts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +31,18 @@ class Recorded:
     """An admission whose journal entry is written: what the forwarder takes. Counts what is delivered until settled."""
 
     __slots__ = (
+        "_counted",
         "_digest",
         "_exact_in",
         "_exact_out",
         "_first_ns",
         "_flushed_ns",
         "_input_tokens",
-        "_output_tokens",
         "_pending",
         "_pending_bytes",
         "_response_bytes",
         "_responses",
+        "_texts",
         "_version",
         "admission",
         "delivered_bytes",
@@ -68,12 +70,13 @@ class Recorded:
         self._response_bytes = 0
         self._input_tokens = admission.facts.prompt_tokens
         self._exact_in = admission.facts.prompt_tokens_exact
-        self._output_tokens = 0
+        self._counted = 0  # output tokens, by the backend
+        self._texts = 0  # that are not empty; a stream's are a token each, but one may hold the whole answer
         self._exact_out = False
         self._version = ""
 
     def count(self, facts: ResponseFacts, at: Instant) -> None:
-        """Add one response message. Without a backend's count, each message with text is taken for one token."""
+        """Add one response message, with the backend's count where it sends one."""
         self._responses += 1
         self._response_bytes += facts.nbytes
         if self._first_ns is None:
@@ -83,13 +86,11 @@ class Recorded:
         if facts.input_tokens is not None:
             self._input_tokens, self._exact_in = facts.input_tokens, True
         if facts.output_tokens is not None:
-            # The first exact count replaces what was guessed so far: counts are sent with every response or with none.
-            base = self._output_tokens if self._exact_out else 0
-            self._output_tokens, self._exact_out = base + facts.output_tokens, True
-        elif not self._exact_out:
-            self._output_tokens += sum(1 for text in facts.texts if text)
+            # Counts are sent with every response or with none.
+            self._counted, self._exact_out = self._counted + facts.output_tokens, True
         for text in facts.texts:
             if text:
+                self._texts += 1
                 self._pending.append(text)
                 self._digest.update(text)
                 self._pending_bytes += len(text)
@@ -119,10 +120,14 @@ class Recorded:
         kept.admission = replace(admission, call=call, facts=NO_FACTS, forward=Forward(b""))
         return kept
 
+    def _estimated(self) -> int:
+        """Output tokens where the backend counts none: one a text, or more where their length makes more likely."""
+        return max(self._texts, -(-self.delivered_bytes // _BYTES_PER_TOKEN))
+
     def usage(self, at: Instant) -> Usage:
         return Usage(
             input_tokens=self._input_tokens,
-            output_tokens=self._output_tokens,
+            output_tokens=self._counted if self._exact_out else self._estimated(),
             input_exact=self._exact_in,
             output_exact=self._exact_out,
             responses=self._responses,

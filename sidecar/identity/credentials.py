@@ -10,6 +10,8 @@ from sidecar.core.reasons import Reason
 
 MAX_CREDENTIAL: Final = 8 * 1024  # bytes; a longer one is neither a key nor a token that would be read
 KEY_PREFIX: Final = b"wdn_"
+_TOKEN_PREFIX: Final = b"eyJ"  # base64url of the '{"' that a JWT begins with (RFC 7519 §3.1)
+_TOKEN_DOTS: Final = 2
 
 _NAMES: Final = frozenset({b"authorization", b"x-api-key"})
 # gRPC would decode these from base64 (gRPC over HTTP/2, "Binary-Header"), so they are a second place for a credential.
@@ -42,7 +44,7 @@ def extract(headers: Iterable[Header], certificate: Sequence[str] = ()) -> Crede
     name, value = found[0]
     if b"," in value:
         return _ambiguous(f"{name.decode()} holds a list")
-    return _api_key(value) if name == b"x-api-key" else _bearer(value)
+    return _sent_as_key(value) if name == b"x-api-key" else _bearer(value)
 
 
 def _certified(certificate: Sequence[str]) -> Credential | Denial:
@@ -63,6 +65,12 @@ def _bearer(value: bytes) -> Credential | Denial:
     if len(token) > MAX_CREDENTIAL:
         return Denial(Reason.TOKEN_MALFORMED, f"it is longer than {MAX_CREDENTIAL} bytes", rule="credential")
     return Credential("jwt", Secret(token))
+
+
+def _sent_as_key(value: bytes) -> Credential | Denial:
+    if value.startswith(_TOKEN_PREFIX) and value.count(b".") == _TOKEN_DOTS:
+        return Denial(Reason.KEY_UNKNOWN, "this is a token: send it as authorization: Bearer", rule="credential")
+    return _api_key(value)
 
 
 def _api_key(value: bytes) -> Credential | Denial:

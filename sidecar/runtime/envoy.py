@@ -29,6 +29,22 @@ _WINDOW: Final = 2**20  # bytes: HTTP/2 window of one stream; what a client that
 _CONNECTION_WINDOW: Final = 16 * 2**20
 _UNBOUNDED: Final = 1_000_000  # Envoy's own breakers default to 1,024 requests; the governor decides here
 _TYPE: Final = "type.googleapis.com/envoy.extensions"
+# Printable ASCII, escapes included: what else a path says pyvoy can't decode, and its request is never answered.
+_READABLE_PATH: Final = r"/(?:[!-$&-~]|%(?:[2-6][0-9A-Fa-f]|7[0-9A-Ea-e]))*"
+# Envoy's own 403 comes from that filter alone. As a 404 a gRPC client finds UNIMPLEMENTED in it: no such method.
+_UNREADABLE: Final[dict[str, Any]] = {
+    "mappers": [
+        {
+            "filter": {
+                "status_code_filter": {
+                    "comparison": {"op": "EQ", "value": {"default_value": 403, "runtime_key": "warden.unreadable_path"}}
+                }
+            },
+            "status_code": 404,
+            "body": {"inline_string": "[METHOD_UNKNOWN] the path is not printable ASCII"},
+        }
+    ]
+}
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -58,6 +74,8 @@ def configuration(settings: Settings, run: Path) -> dict[str, Any]:
             "forward_client_cert_details": "SANITIZE_SET",
             "set_current_client_cert_details": {"uri": True},
             "stream_idle_timeout": "0s",  # long generations are quiet; our own deadline and blocked_write bound them
+            "http_filters": [_readable_paths(), *manager["http_filters"]],
+            "local_reply_config": _UNREADABLE,
             "max_request_headers_kb": max(1, settings.bounds.metadata_bytes // 1024),
             "common_http_protocol_options": {"max_headers_count": 128},
             "http2_protocol_options": {
@@ -68,6 +86,21 @@ def configuration(settings: Settings, run: Path) -> dict[str, Any]:
         }
     )
     return config
+
+
+def _readable_paths() -> dict[str, Any]:
+    """The filter before our app: only requests whose path can be read come that far."""
+    path = {"header": {"name": ":path", "string_match": {"safe_regex": {"regex": _READABLE_PATH}}}}
+    return {
+        "name": "readable-paths",
+        "typed_config": {
+            "@type": f"{_TYPE}.filters.http.rbac.v3.RBAC",
+            "rules": {
+                "action": "ALLOW",
+                "policies": {"readable": {"permissions": [path], "principals": [{"any": True}]}},
+            },
+        },
+    }
 
 
 def _cluster(settings: Settings) -> dict[str, Any]:

@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from pyvoy.asgi.httpclient import HTTPTransport
-
 from sidecar.runtime import drain, dumps, envoy
 from sidecar.runtime.compose import StartError
 from sidecar.runtime.lifecycle import Sidecar
@@ -57,6 +55,8 @@ def _start() -> AsgiWire:
 
 
 def _build() -> AsgiWire:
+    from pyvoy.asgi.httpclient import HTTPTransport  # noqa: PLC0415 — there inside Envoy only
+
     config, run = Path(os.environ[envoy.CONFIG_VARIABLE]), Path(os.environ[envoy.RUN_VARIABLE])
     settings = load(config)
     command = (os.environ[envoy.PYTHON_VARIABLE], "-m", "sidecar.cli.main", "ship", "--config", str(config))
@@ -74,7 +74,7 @@ def _way_out(sidecar: Sidecar, run: Path) -> None:
     admin = drain.EnvoyAdmin(run / "admin.sock")
     try:
         drain.drain_envoy(sidecar.drain, admin, sidecar.stop, lambda: shutil.rmtree(run, ignore_errors=True))
-    except OSError:
+    except Exception:  # noqa: BLE001 — whatever it is: a process that refuses everything and never ends helps nobody
         _LOG.exception("drain.failed")
         os.kill(os.getpid(), signal.SIGKILL)
 

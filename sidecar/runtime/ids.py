@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import uuid
 
 from sidecar.core.model import Instant
@@ -12,19 +13,21 @@ _POOL_BYTES = 4096  # one system call for about 400 ids
 
 
 class RandomIds:
-    """Ids from the operating system's randomness, read ahead in a pool. One per process; not shared across forks."""
+    """Ids from the operating system's randomness, read ahead in a pool. One a process, for all its threads."""
 
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
         self._random = random.Random(os.urandom(16))  # noqa: S311 — chooses what is sampled, guards nothing
         self._pool = b""
+        self._lock = threading.Lock()  # two that take the same bytes would give two calls one id
 
     def _take(self, size: int) -> bytes:
-        pool = self._pool
-        if len(pool) < size:
-            pool = os.urandom(_POOL_BYTES)
-        self._pool = pool[size:]
-        return pool[:size]
+        with self._lock:
+            pool = self._pool
+            if len(pool) < size:
+                pool = os.urandom(_POOL_BYTES)
+            self._pool = pool[size:]
+            return pool[:size]
 
     def call(self, at: Instant) -> str:
         return uuid7(at.wall_ns, self._take(10))

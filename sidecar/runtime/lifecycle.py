@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from audit.journal import State
-from audit.spool import spool_bundle
 from policies.source import Loaded, Unchanged
 from sidecar.runtime import clock
 from sidecar.runtime.compose import Rooms, StartError, build
 from sidecar.runtime.drain import Drain
+from sidecar.runtime.inforce import Announcer, InForce
 from sidecar.runtime.probe import UpstreamProbe
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipper import Shipper
@@ -43,6 +43,8 @@ class Sidecar:
         self.settings = settings
         self.rooms: Rooms = build(settings)
         self.live = self.rooms.live
+        self._announcer = Announcer(self.rooms.recorder.event, self.rooms.instruments.unrecorded)
+        self._in_force = InForce(settings.audit.journal.directory, settings.mode, self._announcer)
         self.budget = Budget(settings.bounds.buffer_bytes)
         self._probe = UpstreamProbe(settings.triton.grpc)
         self._shipper = Shipper(*ship)
@@ -59,6 +61,7 @@ class Sidecar:
         )
         self.services = self._services()
         self._loaded_at = time.time()
+        self._journal_state = State.OK  # that was logged last
         self._told: object = None  # the problems of a bad bundle that were logged already
         self._watch_metrics()
 
@@ -117,7 +120,8 @@ class Sidecar:
         """After the drain: journal what is left, end the shipper once it has had its chance, close."""
         self._stopping.set()
         self._guarded(self._sweep)  # the last chance of what the journal is owed
-        self.rooms.recorder.event("sidecar_stopped", "serve", {})
+        self._in_force.retry()
+        self._announcer.write("sidecar_stopped", {})
         self._admin.stop()
         self.rooms.keys.stop()
         self._shipper.stop()
@@ -140,9 +144,22 @@ class Sidecar:
             self._crashed(threading.current_thread().name, fault)
 
     def _sweep(self) -> None:
+        self._tell_journal()
         self.rooms.governor.sweep(clock.now())
 
+    def _tell_journal(self) -> None:
+        """One line where the journal begins to refuse, with why, and one where it takes entries again."""
+        journal = self.rooms.journal
+        state, before = journal.state, self._journal_state
+        if state is not before:
+            self._journal_state = state
+            level = logging.INFO if state is State.OK else logging.ERROR
+            detail = journal.fault.detail if journal.fault is not None else None
+            limit = self.settings.audit.journal.max_bytes
+            logs.event(_LOG, level, "journal.state", state=state, detail=detail, bytes=journal.nbytes, limit=limit)
+
     def _look_at_bundle(self) -> None:
+        self._in_force.retry()
         before = self.rooms.policies.current().digest
         match self.rooms.policies.reload():
             case Loaded():
@@ -160,16 +177,9 @@ class Sidecar:
                     )  # fmt: skip
 
     def _bundle_in_force(self, *, previous: str) -> None:
-        """Keep the bundle's content for the database, then record that it decides from here on."""
         rooms = self.rooms
         bundle = rooms.policies.current().bundle
-        try:
-            spool_bundle(self.settings.audit.journal.directory, bundle.digest, bundle.content())
-        except OSError as fault:
-            logs.event(_LOG, logging.ERROR, "bundle.unspooled", digest=bundle.digest, error=fault.strerror)
-        rooms.recorder.event(
-            "bundle_loaded", "serve", {"digest": bundle.digest, "previous": previous, "mode": self.settings.mode}
-        )
+        self._in_force.loaded(bundle, previous)
         rooms.instruments.count("warden_bundle_loads_total", "success")
         logs.event(_LOG, logging.INFO, "bundle.loaded", digest=bundle.digest)
 

@@ -77,7 +77,8 @@ async def _serve_grpc(sidecar: Sidecar) -> None:
     settings, section = sidecar.settings, sidecar.settings.listen.tls
     async with connect(settings.triton.grpc) as channel:
         interceptor = WardenInterceptor(sidecar.services, GrpcUpstream(channel), sidecar.live)
-        options = server_options(settings.bounds.message_bytes, settings.bounds.metadata_bytes)
+        bounds = settings.bounds
+        options = server_options(bounds.message_bytes, bounds.metadata_bytes, bounds.streams_per_connection)
         server = grpc.aio.server(interceptors=[interceptor], options=options)
         _bind(server, settings.listen.grpc, section and tls.server_credentials(section, _refused))
         await asyncio.to_thread(sidecar.start)

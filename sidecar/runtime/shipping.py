@@ -169,7 +169,7 @@ def _pump(settings: Settings) -> SpanPump | None:
 def _spans_to(pump: SpanPump) -> Callable[[CallRecord], None]:
     def ended(call: CallRecord) -> None:
         try:
-            if to_be_exported(call.facts, call.end):
+            if to_be_exported(call.facts):
                 place = call.place
                 pump.offer(span_of(call.facts, call.end, resource_of(place.sidecar, place.region, place.jurisdiction)))
         except ValueError as fault:  # ids that are not hexadecimal: the record is stored, the span is not worth more

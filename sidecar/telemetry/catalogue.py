@@ -243,7 +243,10 @@ _PARTS: Final = (
     _gauge("warden_buffer_bytes", "Bytes of requests and responses held in memory.", unit="bytes"),
     _gauge("warden_buffer_limit_bytes", "Bytes that may be held (bounds.buffer_bytes).", unit="bytes"),
     _counter("warden_internal_errors_total", "Calls ended by the crash barrier: a bug of ours."),
-    _counter("warden_clients_cut_off_total", "Clients cut off because they took nothing for bounds.blocked_write."),
+    _counter(
+        "warden_clients_cut_off_total",
+        "Clients cut off: they took nothing for bounds.blocked_write, or fell bounds.stream_bytes behind.",
+    ),
     _counter("warden_scrape_failures_total", "Values that could not be read for a scrape; their series were left out."),
     _gauge("warden_draining", "1 once the sidecar refuses new calls to shut down."),
     _gauge("warden_max_tenants", "Tenants with series of their own (telemetry.max_tenants)."),

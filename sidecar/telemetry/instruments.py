@@ -189,10 +189,10 @@ class PrometheusInstruments(Collector):
             tenant = self._tenant(refused.principal.tenant if known and refused.principal else NO_TENANT)
             tenant.calls[infer, OutcomeKind.REFUSED].value += 1
             self._method(method.path)[OutcomeKind.REFUSED].value += 1
-            quantity = faults.THROTTLES.get(reason)
+            quantity = faults.throttled(reason, refused.denial.rule)
             if quantity is not None:
                 tenant.throttled[quantity].value += 1
-            fault = faults.of_reason(reason)
+            fault = faults.of_reason(reason, refused.denial.rule)
             if fault is not None and infer:
                 tenant.faults[fault, OutcomeKind.REFUSED].value += 1
 
@@ -214,7 +214,7 @@ class PrometheusInstruments(Collector):
             if kind is OutcomeKind.COMPLETED:
                 self._timed(tenant, admission, usage)
             elif kind is OutcomeKind.FAILED:
-                fault = faults.of_status(outcome.reason, outcome.status)
+                fault = faults.of_status(outcome.reason, outcome.status, outcome.rule)
                 if fault is not None:
                     tenant.faults[fault, kind].value += 1
 

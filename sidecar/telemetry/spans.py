@@ -10,7 +10,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
 from audit.record import CallFacts, Refused, Settled
-from sidecar.core.reasons import Code, Reason
+from sidecar.core.reasons import Code
 from sidecar.telemetry import semconv as names
 
 __all__ = ["resource_of", "span_of", "to_be_exported"]
@@ -45,14 +45,13 @@ def resource_of(sidecar: str, region: str, jurisdiction: str) -> Resource:
     )
 
 
-def to_be_exported(facts: CallFacts, end: Settled | Refused) -> bool:
+def to_be_exported(facts: CallFacts) -> bool:
     """Sampled, by the flag of the trace itself: what Triton and the client sampled is what is sent.
 
-    Never where telemetry's residency forbade the call, or would have: the refusal's own span must not go there either.
+    Only where residency allowed the call, whatever else refused it: it is the last to be asked, so a refusal for the
+    model or the region says nothing yet of where the tenant's telemetry may go.
     """
-    if Reason.RESIDENCY_TELEMETRY in (end.reason, facts.would_refuse):
-        return False
-    return facts.sampled and len(facts.trace_id) == 32 and len(facts.span_id) == 16
+    return facts.may_trace and facts.sampled and len(facts.trace_id) == 32 and len(facts.span_id) == 16
 
 
 def span_of(facts: CallFacts, end: Settled | Refused, resource: Resource) -> ReadableSpan:

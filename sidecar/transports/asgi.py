@@ -9,14 +9,14 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from sidecar.core.model import Denial, MalformedRequest
-from sidecar.core.reasons import Code, Reason
+from sidecar.core.reasons import Reason
 from sidecar.transports import health, render, unary, xfcc
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services, governed, read
 from sidecar.transports.departures import Departures
-from sidecar.transports.exchange import CRASHED, NO_BUFFER
+from sidecar.transports.exchange import BLOCKED, CRASHED, NO_BUFFER
 from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
-from sidecar.transports.live import LiveRpcs
+from sidecar.transports.live import LiveRpc, LiveRpcs
 from sidecar.transports.outbox import ClientGone, pieces
 from sidecar.transports.promptly import within
 from sidecar.transports.relay import StreamRelay
@@ -30,6 +30,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 _HEADERS: Final = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ",".join(ENCODINGS).encode())]
 _OK_TRAILERS: Final = [(b"grpc-status", b"0")]
 _NOT_GRPC: Final = Denial(Reason.METHOD_UNKNOWN, "this port speaks gRPC (content-type application/grpc)")
+_NOT_HTTP2: Final = Denial(Reason.METHOD_UNKNOWN, "gRPC is spoken over HTTP/2 here, whose trailers end each answer")
 
 
 class AsgiWire:
@@ -39,6 +40,7 @@ class AsgiWire:
         self._services = services
         self._upstream = upstream
         self._live = live
+        self._watches = health.Watches(live)
         self._departures: WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,10 +49,13 @@ class AsgiWire:
         certificate = next((xfcc.uris(value.decode("latin-1")) for name, value in pairs if name == xfcc.HEADER), ())
         method = methods.lookup(scope["path"])
         context = read(self._services, method, pairs, _peer(scope), certificate=certificate)
-        reply = _Reply(send, context.id, self._services.bounds.blocked_write)
+        reply = _Reply(send, context.id, self._services)
         try:
             if not _is_grpc(scope):
                 await reply.problem(_NOT_GRPC)
+                return
+            if scope["http_version"] != "2":
+                await reply.problem(_NOT_HTTP2)
                 return
             await self._serve(context, receive, reply)
         except ClientGone:
@@ -84,11 +89,29 @@ class AsgiWire:
             await reply.message(health.answer(self._services, context))
             await reply.finish(render.OK)
             return
-        async for message in health.changes(self._services, context):
-            await reply.message(message)
-            if (await receive())["type"] == "http.disconnect":
-                raise ClientGone
-        await reply.finish(render.status(EXPIRED, context.id))
+        with self._watches.one() as live:
+            denial = health.TOO_MANY if live is None else await self._watch(context, receive, reply, live)
+        await reply.finish(render.status(denial, context.id))
+
+    async def _watch(self, context: RpcContext, receive: Receive, reply: _Reply, live: LiveRpc) -> Denial:
+        """How the Watch ended. Its client's departure is looked for all the while: nothing else may ever be sent."""
+
+        async def gone() -> bool:
+            return bool((await receive())["type"] == "http.disconnect")
+
+        try:
+            if not await within(context.remaining(self._services.now()), _fits(receive)):
+                return health.TOO_LARGE
+            with self._departures_here().watch(gone):
+                async for message in health.changes(self._services, context):
+                    await reply.message(message)
+        except TimeoutError:
+            return EXPIRED
+        except asyncio.CancelledError:
+            if live.ending is None:
+                raise
+            return health.ENDED
+        return EXPIRED
 
     # --- governed --------------------------------------------------------------------------------------------------
 
@@ -117,7 +140,7 @@ class AsgiWire:
         except MalformedRequest as fault:
             return unary.reject(self._services, context, Denial(fault.reason, fault.detail))
         except UnsupportedEncoding as fault:
-            return _unsupported(fault)
+            return unary.reject(self._services, context, unary.undecodable(str(fault)))
         except BufferError:
             return unary.reject(self._services, context, NO_BUFFER)
         if len(found) == 1:
@@ -147,8 +170,17 @@ async def _first_word(receive: Receive) -> None:
             await receive()
 
 
-def _unsupported(fault: UnsupportedEncoding) -> render.Status:
-    return render.Status(Code.UNIMPLEMENTED, f"grpc-encoding {str(fault)[:64]!r} is not supported")
+async def _fits(receive: Receive) -> bool:
+    """Read a request that is not looked at, to its end; False where it is too large. Raises ``ClientGone``."""
+    size = 0
+    while size <= health.REQUEST_BYTES:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ClientGone
+        size += len(event.get("body", b""))
+        if not event.get("more_body", False):
+            return True
+    return False
 
 
 class _Body:
@@ -201,10 +233,11 @@ class _Body:
 class _Reply:
     """One response: headers once, data, trailers once; a blocked client is given ``blocked_write`` seconds."""
 
-    def __init__(self, send: Send, call_id: str, blocked_write: float) -> None:
+    def __init__(self, send: Send, call_id: str, services: Services) -> None:
         self._send = send
         self._call_id = call_id
-        self._blocked_write = blocked_write
+        self._blocked_write = services.bounds.blocked_write
+        self._cut_off = services.cut_off
         self._started = False
         self._finished = False
 
@@ -227,7 +260,11 @@ class _Reply:
         if not self._started:
             await self.start()
         for piece in pieces(message):
-            await self._bounded(self.data(piece))
+            try:
+                await within(self._blocked_write, self.data(piece))
+            except TimeoutError as fault:  # a stream's client is cut off, and counted, by its relay
+                self._cut_off(str(BLOCKED.reason))
+                raise ClientGone from fault
 
     async def _bounded(self, write: Coroutine[Any, Any, None]) -> None:
         try:

@@ -34,7 +34,7 @@ _READ: Final = frozenset(
         "x-warden-conversation",
     }
 )
-_LABEL: Final = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
+_LABEL: Final = re.compile(r"[\x20-\x7e]{1,256}")  # gRPC's metadata is ASCII; beyond it each wire would read its own
 
 FIRST_WORD: Final = 1.0  # seconds a stream that is to be refused may keep silent before it is told
 CANCELLED: Final = Denial(Reason.CLIENT_CANCELLED)

@@ -11,6 +11,7 @@ from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render
 from sidecar.transports.context import Services
 from sidecar.triton import status as triton_status
+from sidecar.triton.answers import reworded
 from sidecar.triton.peek import peek_request_id
 
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
@@ -81,6 +82,13 @@ class Exchange:
             self.error = facts.error
         return facts
 
+    def shown(self, message: bytes, facts: ResponseFacts) -> bytes:
+        """A response as the client is sent it: Triton's bytes, but for what it may not read in an in-band error."""
+        if facts.error is None:
+            return message
+        told = triton_status.translate_in_band(facts.error).message
+        return message if told == facts.error else reworded(message, told)
+
     # --- endings ---------------------------------------------------------------------------------------------------
 
     def complete(self) -> Denial | None:
@@ -111,7 +119,8 @@ class Exchange:
     def failed(self, denial: Denial) -> Denial:
         """We ended it: cut off, drained, or no longer recordable."""
         kind = OutcomeKind.CANCELLED if denial.reason is Reason.CLIENT_CANCELLED else OutcomeKind.FAILED
-        self._settle(Outcome(kind, REASONS[denial.reason].code, denial.reason, denial.internal or denial.detail))
+        words = denial.internal or denial.detail
+        self._settle(Outcome(kind, REASONS[denial.reason].code, denial.reason, words, denial.rule))
         return denial
 
     def _settle(self, outcome: Outcome) -> Denial | None:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
-from sidecar.core.model import Action, Method
+from sidecar.core.model import Action, Denial, Method
 from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services, governed, read
@@ -23,17 +23,20 @@ from sidecar.transports.upstream import Upstream
 from sidecar.triton import methods
 
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
+# What grpc.aio raises from writing to a client that is gone; its ExecuteBatchError is an InternalError.
+_GONE: Final = (grpc.aio.UsageError, grpc.aio.AbortError, grpc.aio.InternalError, asyncio.InvalidStateError)
 _OURS: Final = (methods.KSERVE, methods.HEALTH)
 Context = Any  # grpc.aio.ServicerContext: its type names no read(), write() for bytes
 
 
-def server_options(message_bytes: int, metadata_bytes: int) -> tuple[tuple[str, int], ...]:
-    """Options of a server that carries the interceptor; sizes in bytes."""
+def server_options(message_bytes: int, metadata_bytes: int, streams: int) -> tuple[tuple[str, int], ...]:
+    """Options of a server that carries the interceptor; sizes in bytes, ``streams`` at once on one connection."""
     return (
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", metadata_bytes),
         ("grpc.absolute_max_metadata_size", metadata_bytes),
+        ("grpc.max_concurrent_streams", streams),
         ("grpc.so_reuseport", 0),  # otherwise a second server shares the port, unnoticed
     )
 
@@ -45,6 +48,7 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         self._services = services
         self._upstream = upstream
         self._live = live
+        self._watches = health.Watches(live)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         path: str = handler_call_details.method
@@ -82,24 +86,34 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         )
 
     async def _unary(self, method: Method, context: Context) -> bytes:
+        """The outermost frame is the crash barrier: grpc.aio would tell the client what was raised, text and all."""
         rpc = self._context(method, context)
-        await context.send_initial_metadata((("x-warden-call-id", rpc.id),))
-        if not governed(method):
-            return health.answer(self._services, rpc)
-        status = unary.refuse(self._services, rpc)
-        if status is None:
-            with Held(self._services.budget) as held, self._live.track(rpc.credential) as live:
-                try:
-                    answer = await self._answer(rpc, context, held, live)
-                except asyncio.CancelledError:
-                    if live.ending is None:
-                        raise
-                    answer = unary.Answer(None, render.status(live.ending, rpc.id))
-                if answer.message is not None:
-                    return answer.message
-                status = answer.status
-        await _abort(context, status)
+        try:
+            await _begin(context, rpc)
+            answer = await self._serve(rpc, context)
+        except ClientGone:
+            return b""  # nobody is sent it
+        except Exception as fault:  # noqa: BLE001 — DESIGN rule 7: crash the call, closed
+            self._services.crashed(rpc.id, fault)
+            answer = unary.Answer(None, render.status(CRASHED, rpc.id))
+        if answer.message is not None:
+            return answer.message
+        await _abort(context, answer.status)
         raise AssertionError("abort returned")
+
+    async def _serve(self, rpc: RpcContext, context: Context) -> unary.Answer:
+        if not governed(rpc.method):
+            return unary.Answer(health.answer(self._services, rpc), render.OK)
+        status = unary.refuse(self._services, rpc)
+        if status is not None:
+            return unary.Answer(None, status)
+        with Held(self._services.budget) as held, self._live.track(rpc.credential) as live:
+            try:
+                return await self._answer(rpc, context, held, live)
+            except asyncio.CancelledError:
+                if live.ending is None:
+                    raise
+                return unary.Answer(None, render.status(live.ending, rpc.id))
 
     async def _answer(self, rpc: RpcContext, context: Context, held: Held, live: LiveRpc) -> unary.Answer:
         found = []
@@ -119,20 +133,42 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
     async def _stream(self, method: Method, context: Context) -> None:
         rpc = self._context(method, context)
-        await context.send_initial_metadata((("x-warden-call-id", rpc.id),))
-        if not governed(method):
-            async for message in health.changes(self._services, rpc):
-                await context.write(message)
-            await _abort(context, render.status(EXPIRED, rpc.id))
-        status = unary.refuse(self._services, rpc)
-        if status is None:
-            status = await self._relay(rpc, context)
-        else:
-            with suppress(TimeoutError):  # as on the production wire: asgi._first_word says why
-                async with asyncio.timeout(FIRST_WORD):
-                    await context.read()
+        try:
+            await _begin(context, rpc)
+            status = await self._serve_stream(rpc, context)
+        except ClientGone:
+            return
+        except Exception as fault:  # noqa: BLE001 — as in _unary
+            self._services.crashed(rpc.id, fault)
+            status = render.status(CRASHED, rpc.id)
         if status.code != 0:
             await _abort(context, status)
+
+    async def _serve_stream(self, rpc: RpcContext, context: Context) -> render.Status:
+        if not governed(rpc.method):
+            return render.status(await self._watch(rpc, context), rpc.id)
+        status = unary.refuse(self._services, rpc)
+        if status is None:
+            return await self._relay(rpc, context)
+        with suppress(TimeoutError):  # as on the production wire: asgi._first_word says why
+            async with asyncio.timeout(FIRST_WORD):
+                await context.read()
+        return status
+
+    async def _watch(self, rpc: RpcContext, context: Context) -> Denial:
+        """How the Watch ended; grpc.aio ends it with its client."""
+        with self._watches.one() as live:
+            if live is None:
+                return health.TOO_MANY
+            write = _writer(context)
+            try:
+                async for message in health.changes(self._services, rpc):
+                    await write(message)
+            except asyncio.CancelledError:
+                if live.ending is None:
+                    raise
+                return health.ENDED
+        return EXPIRED
 
     async def _relay(self, rpc: RpcContext, context: Context) -> render.Status:
         with Held(self._services.budget) as held:
@@ -144,16 +180,20 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                     if live.ending is None:
                         raise
                     return render.status(live.ending, rpc.id)
-                except Exception as fault:  # noqa: BLE001 — the crash barrier (DESIGN rule 7)
-                    self._services.crashed(rpc.id, fault)
-                    return render.status(CRASHED, rpc.id)
+
+
+async def _begin(context: Context, rpc: RpcContext) -> None:
+    try:
+        await context.send_initial_metadata((("x-warden-call-id", rpc.id),))
+    except _GONE as fault:
+        raise ClientGone from fault
 
 
 def _writer(context: Context) -> Callable[[bytes], Awaitable[None]]:
     async def write(message: bytes) -> None:
         try:
             await context.write(message)
-        except (grpc.aio.UsageError, grpc.aio.AbortError, asyncio.InvalidStateError) as fault:
+        except _GONE as fault:
             raise ClientGone from fault
 
     return write

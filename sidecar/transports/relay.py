@@ -12,7 +12,7 @@ from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import CANCELLED, EXPIRED, RpcContext, Services
-from sidecar.transports.exchange import CRASHED, NO_BUFFER, Exchange, UpstreamEnd
+from sidecar.transports.exchange import BLOCKED, CRASHED, NO_BUFFER, Exchange, UpstreamEnd
 from sidecar.transports.grpc_frames import UnsupportedEncoding
 from sidecar.transports.outbox import ClientGone, Outbox, Send
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
@@ -82,7 +82,7 @@ class StreamRelay:
     def _cut(self, denial: Denial) -> render.Status:
         """On the way out every call ends with ``denial``, and the RPC with its status."""
         self._ending = denial
-        if denial is not CANCELLED and denial is not EXPIRED:
+        if denial is BLOCKED:
             self._services.cut_off(str(denial.reason))
         return render.status(denial, self._context.id)
 
@@ -221,11 +221,14 @@ class StreamRelay:
                     self._upstream_ended(exchange, item)
                 return
             # After its final response a call is only drained.
-            if exchange.unsettled and not await self._response(exchange, call, item):
+            if exchange.unsettled and not await self._response(exchange, call, item, first=n == 1):
                 return
 
-    async def _response(self, exchange: Exchange, call: UpstreamCall, item: bytes) -> bool:
-        """Meter one response and queue it for the client; False: read no further of this call."""
+    async def _response(self, exchange: Exchange, call: UpstreamCall, item: bytes, *, first: bool) -> bool:
+        """Meter one response and queue it for the client; False: read no further of this call.
+
+        ``first``: a final one is then the whole answer, also where the model gave none of its outputs.
+        """
         facts = exchange.deliver(item)
         if isinstance(facts, Denial):
             self._tell(exchange, exchange.failed(facts))
@@ -237,9 +240,9 @@ class StreamRelay:
             if denial is not None:
                 self._tell(exchange, denial)
                 return True
-            if facts.empty and facts.error is None and not exchange.wants_empty_final:
+            if facts.empty and not first and facts.error is None and not exchange.wants_empty_final:
                 return True
-        full = self._put(item)
+        full = self._put(exchange.shown(item, facts))
         if full is not None and exchange.unsettled:
             exchange.failed(full)
         return full is None  # there is no backpressure: what Triton still sends would pile up

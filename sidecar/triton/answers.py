@@ -7,7 +7,7 @@ from typing import Final
 
 from sidecar.triton.protos import ModelStreamInferResponse
 
-__all__ = ["health", "server_live", "server_ready", "stream_error"]
+__all__ = ["health", "reworded", "server_live", "server_ready", "stream_error"]
 
 # One varint field numbered 1 each: ServerLiveResponse.live, ServerReadyResponse.ready (bool), and
 # grpc.health.v1.HealthCheckResponse.status (SERVING = 1, NOT_SERVING = 2). False is proto3's default: not written.
@@ -30,6 +30,14 @@ def server_ready(ready: bool) -> bytes:  # noqa: FBT001 — as above
 def health(serving: bool) -> bytes:  # noqa: FBT001 — as above
     """A grpc.health.v1.HealthCheckResponse."""
     return _SERVING if serving else _NOT_SERVING
+
+
+def reworded(answer: bytes, text: str) -> bytes:
+    """A ModelStreamInferResponse of Triton's that it has read already, with another ``error_message``."""
+    changed = ModelStreamInferResponse.FromString(answer)
+    changed.error_message = text
+    serialized: bytes = changed.SerializeToString()
+    return serialized
 
 
 def stream_error(text: str, request_id: str, parameters: Mapping[str, str | int | bool]) -> bytes:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from sidecar.core.model import Action, Call, Contract, Denial, Forward, InferenceFacts, ModelProfile
+from sidecar.core.model import (
+    Action,
+    Call,
+    Contract,
+    Denial,
+    Forward,
+    InferenceFacts,
+    ModelProfile,
+    ParameterValue,
+)
 from sidecar.core.reasons import Reason
 
 __all__ = ["FORBIDDEN_PARAMETERS", "FORBIDDEN_TENSORS", "infer", "manage"]
@@ -39,7 +48,12 @@ FORBIDDEN_PARAMETERS: Final[dict[str, str]] = {
 _SHARED_MEMORY: Final = "shared_memory_"
 _TRITON: Final = "triton_"
 _TRITON_ALLOWED: Final = "triton_enable_empty_final_response"
+# A model says whether its sequences' ids are numbers or strings. A string where it wants a number corrupts the heap of
+# Triton 2.51, which dies of it later; and what each model wants isn't known here.
+_SEQUENCE: Final = "sequence_id"
 _OUTPUT_PARAMETER: Final = "classification"
+# Triton reads the count modulo 2^32, so 2^62 is 0 there and means none; ImageNet's 1000 labels are as many as one asks.
+_CLASSES_MAX: Final = 1_000
 
 # vLLM's sampling parameters, from their JSON or from request parameters.
 FORBIDDEN_SAMPLING: Final[dict[str, str]] = {
@@ -56,8 +70,8 @@ def _refuse(what: str, why: str) -> Denial:
 
 def infer(call: Call, facts: InferenceFacts, profile: ModelProfile) -> Forward | Denial:
     """The untouched message of an inference that asks for nothing it may not have."""
-    for name in facts.parameters:
-        why = _parameter(name, profile)
+    for name, value in facts.parameters.items():
+        why = _parameter(name, value, profile)
         if why is not None:
             return _refuse(f"parameter {name}", why)
     for tensor in facts.inputs:
@@ -71,19 +85,30 @@ def infer(call: Call, facts: InferenceFacts, profile: ModelProfile) -> Forward |
     return Forward(call.message)
 
 
-def _parameter(name: str, profile: ModelProfile) -> str | None:
+def _parameter(name: str, value: ParameterValue, profile: ModelProfile) -> str | None:
     """Why a parameter may not pass; None: it may. Tensors' own are ``inputs/…`` and ``outputs/…``."""
     place, _, bare = name.rpartition("/")
     if bare.startswith(_SHARED_MEMORY):
         return "shared memory is one namespace for all tenants"
     if place:
         known = place.startswith("outputs/") and bare == _OUTPUT_PARAMETER
-        return None if known else "not a parameter of a tensor"
+        return _classification(value, profile) if known else "not a parameter of a tensor"
+    if bare == _SEQUENCE and isinstance(value, str):
+        return "string sequence ids aren't supported"
     if bare.startswith(_TRITON) and bare != _TRITON_ALLOWED:
         return "not a parameter that Triton has"
     if profile.contract is not Contract.GENERIC and bare in FORBIDDEN_SAMPLING:
         return FORBIDDEN_SAMPLING[bare]
     return FORBIDDEN_PARAMETERS.get(bare)
+
+
+def _classification(count: ParameterValue, profile: ModelProfile) -> str | None:
+    """Why an output may not be asked for as classes. Where it holds strings, Triton 2.51 divides by zero and dies."""
+    if not profile.classification or profile.contract is not Contract.GENERIC:
+        return "models.yaml doesn't say classification: true of this model"
+    if not isinstance(count, int) or not 1 <= count <= _CLASSES_MAX:
+        return f"must be 1 to {_CLASSES_MAX}"
+    return None
 
 
 def manage(call: Call, parameters: tuple[str, ...]) -> Forward | Denial:

@@ -11,7 +11,9 @@ HEALTH: Final = "/grpc.health.v1.Health/"
 
 PATH_CHARS: Final = 200  # of an unknown path that are kept, for its record
 
-_EVERYONE: Final = frozenset({"tenant", "operator", "admin"})
+ROLES: Final = ("tenant", "operator", "admin")
+
+_EVERYONE: Final = frozenset(ROLES)
 # Roles don't include one another: who administers a server is not thereby let in to prompt its models.
 _TENANT: Final = frozenset({"tenant"})
 _STAFF: Final = frozenset({"operator", "admin"})

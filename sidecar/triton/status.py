@@ -36,11 +36,15 @@ _TRANSPORT: Final[tuple[tuple[str, frozenset[Code], Reason], ...]] = (
 )
 # What Triton puts before its own words: the ensemble it was a step of, and the client's request id.
 _BEFORE: Final = re.compile(r"(?:in ensemble '[^']*', )?(?:\[request id: [^\]]*\] )?")
+# What tells of the server, not of the call: where a Python model raised, which inner model it was, and files' places.
+_TRACEBACK: Final = re.compile(r"\n\nAt:|\bAt:[ \t]*\r?\n|\bTraceback \(most recent call last\)")
+_INSTANCE: Final = re.compile(r"(?: for)? model instance '[^']*'")
+_PATH: Final = re.compile(r"(?:\bfile:/*|(?<![\w/]))/(?:[^\s/'\",;:()<>\[\]]+/)+[^\s/'\",;:()<>\[\]]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """An upstream status as the client shall see it; ``reason`` None: Triton's own code and text stand."""
+    """An upstream status as the client shall see it; ``reason`` None: Triton's own code and words (``tellable``)."""
 
     code: Code
     message: str
@@ -55,7 +59,7 @@ def translate(code: int, message: str) -> Translated:
             return _ours(reason)
     if known is Code.UNAVAILABLE and not message:
         return _ours(Reason.UPSTREAM_UNAVAILABLE)
-    return Translated(known, message, None)
+    return Translated(known, tellable(message), None)
 
 
 def translate_in_band(message: str) -> Translated:
@@ -64,7 +68,14 @@ def translate_in_band(message: str) -> Translated:
     for pattern, _, reason in _TRITON:
         if own.startswith(pattern):
             return _ours(reason)
-    return Translated(Code.UNKNOWN, message, None)
+    return Translated(Code.UNKNOWN, tellable(message), None)
+
+
+def tellable(message: str) -> str:
+    """Triton's words without traceback, inner models' names and absolute paths. The record keeps all of them."""
+    found = _TRACEBACK.search(message)
+    told = message if found is None else message[: found.start()].rstrip()
+    return _PATH.sub("(a path)", _INSTANCE.sub("", told))
 
 
 def _ours(reason: Reason) -> Translated:

@@ -32,6 +32,7 @@ from tests.support.stack import MODELS, Triton, eventually, tensor
 pytestmark = pytest.mark.integration
 
 INNER = {"generate", "retrieve"}  # what the ensemble `rag` is made of
+PLACE = ("--region", "eu-west-1", "--jurisdiction", JURISDICTION)
 CONTRACTS = {"chat": Contract.VLLM, "slow": Contract.VLLM, "rag": Contract.TRTLLM}  # the rest: generic
 
 
@@ -58,8 +59,8 @@ def run(app: Any, *arguments: str | Path) -> str:
 
 
 def draft(triton: Triton, directory: Path, *options: str) -> Drafted:
-    arguments = ["init", "--triton", triton.grpc, "--dir", str(directory), "--region", "eu-west-1", *options]
-    result = CliRunner().invoke(build("init"), [*arguments, "--jurisdiction", JURISDICTION])
+    arguments = ["init", "--triton", triton.grpc, "--dir", str(directory), *PLACE, *options]
+    result = CliRunner().invoke(build("init"), arguments)
     assert result.exit_code == 0, result.output
     return Drafted(directory, result.stdout, result.stderr)
 
@@ -118,14 +119,15 @@ def test_json_and_a_second_time(triton: Triton, tmp_path: Path) -> None:
         "models": sorted(set(MODELS) - INNER),
     }
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    again = CliRunner().invoke(build("init"), ["init", "--triton", triton.grpc, "--dir", str(tmp_path)])
+    again = CliRunner().invoke(build("init"), ["init", "--triton", triton.grpc, "--dir", str(tmp_path), *PLACE])
     assert again.exit_code == 2
     assert "already there, and not overwritten" in again.stderr
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_the_http_port_is_told_from_the_grpc_one(triton: Triton, tmp_path: Path) -> None:
-    result = CliRunner().invoke(build("init"), ["init", "--triton", triton.http, "--dir", str(tmp_path / "new")])
+    directory = str(tmp_path / "new")
+    result = CliRunner().invoke(build("init"), ["init", "--triton", triton.http, "--dir", directory, *PLACE])
     assert result.exit_code == 3
     assert "is this its gRPC port (8001), not the HTTP one (8000)?" in result.stderr
 

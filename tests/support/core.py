@@ -86,6 +86,7 @@ class FakePorts:
     over: Denial | None = None  # what an observed reservation would have met
     entries: list[tuple[str, object]] = field(default_factory=list)  # the journal
     digest: str = "sha256:fake"
+    unserved: frozenset[str] = frozenset()  # tenants that may do nothing
 
     def _step(self, name: str) -> Denial | None:
         self.steps.append(name)
@@ -100,6 +101,9 @@ class FakePorts:
 
     def current(self) -> FakePorts:
         return self
+
+    def serves(self, tenant: str) -> bool:
+        return tenant not in self.unserved
 
     def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
         denial = self._step("authorise")

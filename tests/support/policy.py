@@ -28,6 +28,9 @@ class FakePolicy:
     denials: Mapping[str, Denial] = field(default_factory=dict)
     asked: list[tuple[Principal, Call, Head]] = field(default_factory=list)
 
+    def serves(self, tenant: str) -> bool:
+        return tenant not in self.denials
+
     def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
         self.asked.append((principal, call, head))
         denial = self.denials.get(principal.tenant)

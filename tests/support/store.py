@@ -91,6 +91,7 @@ def facts(at: datetime | None = None, **changes: Any) -> CallFacts:
         prompt=content(b"Where is the ", b"library?"),
         prompt_tokens=5,
         requested_tokens=16,
+        may_trace=True,
     )
     return msgspec.structs.replace(base, **changes)
 

@@ -58,5 +58,5 @@ def recorded(
     return Recorded(admission(tenant, method, streaming=streaming, sampled=sampled), AT)
 
 
-def refused(reason: Reason, tenant: str | None = "acme", method: Method = INFER) -> Refused:
-    return Refused(call(method), Denial(reason), "sha256:0", None if tenant is None else principal(tenant))
+def refused(reason: Reason, tenant: str | None = "acme", method: Method = INFER, *, rule: str = "") -> Refused:
+    return Refused(call(method), Denial(reason, rule=rule), "sha256:0", None if tenant is None else principal(tenant))

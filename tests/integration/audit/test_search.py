@@ -17,7 +17,7 @@ from audit import search as search_module
 from audit import store
 from audit.content import ContentSealer
 from audit.record import Admitted
-from audit.search import Asker, Filter, Keyset, search, show
+from audit.search import Asker, Filter, Found, Keyset, search, show
 from sidecar.cli.audit import app as audit_app
 from sidecar.cli.db import app as db_app
 from tests.support.postgres import query
@@ -189,7 +189,7 @@ def test_words_are_found_in_prompts_and_outputs(filled: str) -> None:
 def test_show_is_whole_and_recorded_even_when_there_is_nothing(filled: str) -> None:
     engine = store.connect(filled, application="test")
     found = show(engine, "c3", asker(), None, "EU")
-    assert found is not None
+    assert isinstance(found, Found)
     assert found.whole()["internal"] == "bucket empty"
     assert show(engine, "c99", asker(), None, "EU") is None
     engine.dispose()
@@ -199,11 +199,58 @@ def test_show_is_whole_and_recorded_even_when_there_is_nothing(filled: str) -> N
     ]
 
 
+def test_what_observe_would_have_refused_is_found(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    for call_id, reason in (("o1", "RATE_TOKENS"), ("o2", "MEMORY_KV"), ("o3", "")):
+        call = facts(AT, call_id=call_id, would_refuse=reason)
+        journal.append(Admitted(call), settled(call))
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 3)
+    assert [found["call_id"] for found in ask(dsn, Filter(would_refuse="MEMORY_KV"))] == ["o2"]
+    done = run(audit_app, "search", "--config", str(write_config(tmp_path, dsn)), "--would-refuse", "RATE_TOKENS")
+    assert "would be RATE_TOKENS" in done.stdout
+    assert ("o1" in done.stdout, "o2" in done.stdout) == (True, False)
+
+
 def test_a_database_of_another_jurisdiction_is_not_searched(filled: str) -> None:
     engine = store.connect(filled, application="test")
     with pytest.raises(store.WrongJurisdictionError):
         search(engine, Filter(), asker(), None, "US")
     engine.dispose()
+
+
+@pytest.fixture
+def streams(dsn: str, tmp_path: Path) -> str:
+    """A stream of two messages, one of a single message, and ids that are near theirs but other calls'."""
+    journal = FakeJournal()
+    for number, call_id in enumerate(("s1/1", "s1/2", "s2/1", "s10")):
+        journal.append(*completed(AT - timedelta(minutes=9 - number), call_id=call_id))
+    journal.append(*completed(AT, call_id="s1x/1"), *completed(AT, call_id="s1-a/1"), *completed(AT, call_id="s"))
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 7)
+    return dsn
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [("s1", ["s1/2", "s1/1"]), ("s1/2", ["s1/2"]), ("s2", ["s2/1"]), ("s10", ["s10"]), ("s", ["s"]), ("s1/", [])],
+)
+def test_a_streams_id_finds_its_messages(streams: str, call: str, expected: list[str]) -> None:
+    assert [found["call_id"] for found in ask(streams, Filter(call=call))] == expected
+
+
+def test_show_takes_a_streams_id(streams: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(write_config(tmp_path, streams))
+    one = run(audit_app, "show", "s2", "--config", path, "--json", "--reveal", "--reason", "r")
+    assert json.loads(one.stdout)["call_id"] == "s2/1"
+    several = run(audit_app, "show", "s1", "--config", path, "--json", "--reveal", "--reason", "r")
+    assert (several.exit_code, several.stdout) == (1, "")
+    assert several.stderr == "warden: s1 is a stream of 2 messages; show one of\ns1/1\ns1/2\n"
+    monkeypatch.setattr(search_module, "MESSAGES_LISTED", 1)
+    more = run(audit_app, "show", "s1", "--config", path)
+    assert more.stderr == "warden: s1 is a stream of more than 1 messages; show one of\ns1/1\n"
+    seen = query(streams, "SELECT detail FROM warden.audit_events WHERE kind = 'content_revealed'")
+    assert seen == [({"calls": ["s2/1"]},)]  # a list of ids reveals nothing
 
 
 # --- the commands -------------------------------------------------------------------------------------------------
@@ -255,7 +302,16 @@ def test_tables_keep_a_tenants_text_harmless(config: Path) -> None:
     done = run(audit_app, "search", "--config", str(config), "--call", "c6", "--reveal", "--reason", "r")
     assert done.exit_code == 0, done.output
     assert "\x1b[31m" not in done.stdout
-    assert "[red]" in done.stdout
+    assert done.stdout.endswith("  output:\n    na\u00efve <b>[red]\ufffd[31m\n")
+
+
+def test_what_is_read_by_no_terminal_is_never_cut(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    done = run(audit_app, "search", "--config", str(config))
+    assert len(done.stdout.splitlines()) == 2 * 6
+    shown = run(audit_app, "show", "c3", "--config", str(config)).stdout
+    digest = json.loads(run(audit_app, "show", "c3", "--config", str(config), "--json").stdout)["prompt_sha256"]
+    assert digest in shown
 
 
 @pytest.mark.parametrize(
@@ -267,6 +323,8 @@ def test_tables_keep_a_tenants_text_harmless(config: Path) -> None:
         (["search", "--since", "yesterday"], "--since"),
         (["search", "--outcome", "fine"], "completed"),
         (["search", "--refused-for", "X"], "RATE_TOKENS"),
+        (["search", "--would-refuse", "X"], "RATE_TOKENS"),
+        (["search", "--key", "wdn_live_0123456789ab_" + "s" * 49], "the 12 characters in the middle"),
         (["search", "--limit", "0"], "limit"),
         (["search", "--before", "2026-11-30T09:00Z"], "--before"),
         (["search", "--text", "x", "--reveal", "--reason", "r", "--since", "90d"], "31 days"),
@@ -276,6 +334,7 @@ def test_wrong_use_exits_2_and_says_what(config: Path, arguments: list[str], wor
     done = run(audit_app, *arguments, "--config", str(config))
     assert done.exit_code == 2
     assert words in done.stderr
+    assert "ssssss" not in done.output
 
 
 def test_show_exits_1_for_an_unknown_call(config: Path) -> None:

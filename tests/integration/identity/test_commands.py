@@ -144,6 +144,30 @@ def test_exit_codes(config: Path, arguments: list[str], code: int) -> None:
     assert result.stdout == ""
 
 
+@pytest.mark.parametrize("command", ["show", "rotate", "revoke"])
+@pytest.mark.parametrize("cut", [0, 4])  # whole, or without its prefix
+def test_a_whole_key_is_not_told_again(config: Path, command: str, cut: int) -> None:
+    made = answer(keys_command.app, config, "issue", "--tenant", "acme", "--name", "laptop")
+    result = run(keys_command.app, config, command, made["key"][cut:])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "give the 12 characters in the middle" in result.stderr
+    assert made["key"][-49:] not in result.stderr
+    assert answer(keys_command.app, config, "show", made["id"])["state"] == "active"
+
+
+@pytest.mark.parametrize(
+    ("app", "arguments"),
+    [
+        (keys_command.app, ["issue", "--tenant", "acme", "--name", "x", "--roles", "tenant,king"]),
+        (token_command.app, ["mint", "--tenant", "acme", "--subject", "x", "--roles", "king"]),
+    ],
+)
+def test_roles_that_do_not_exist_are_refused(config: Path, app: Any, arguments: list[str]) -> None:
+    result = run(app, config, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == "warden: --roles: no role 'king'; there are tenant, operator, admin\n"
+
+
 def test_a_database_that_refuses_or_never_answers_is_exit_3_within_seconds(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         port = mute.getsockname()[1]

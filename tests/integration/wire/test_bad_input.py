@@ -13,6 +13,7 @@ import grpc
 import pytest
 from pyqwest import HTTPVersion, StreamError, SyncClient, SyncHTTPTransport
 
+from tests.support import h2
 from tests.support.kserve import field, packed, request
 from tests.support.sidecar import INFER, STREAM, Bare, Launch, Sidecar, echo, slow
 from tests.support.stack import eventually
@@ -166,7 +167,40 @@ class TestHeaders:
         assert call.exception().details().startswith("[REQUEST_AMBIGUOUS]")
 
 
+GRPC = (b"content-type", b"application/grpc")
+
+
+class TestPaths:
+    """The portable wire's server ends on some of these: test_lifecycle."""
+
+    @pytest.mark.parametrize("path", [b"/x\xff", b"/x%ff", b"/x\xc3\xa9", b"/x%", b"/x%7f", INFER.encode() + b"\xff"])
+    @pytest.mark.parametrize("headers", [[], [GRPC]], ids=["http", "grpc"])
+    def test_that_cannot_be_read_are_answered(self, sidecar: Sidecar, path: bytes, headers: list[Any]) -> None:
+        if sidecar.wire != "envoy":
+            return
+        answer = h2.ends(sidecar.grpc, path, headers, within_s=5)
+        assert answer is not None
+        if not headers:
+            assert answer == b"[METHOD_UNKNOWN] the path is not printable ASCII"
+
+    def test_with_printable_escapes_are_read(self, sidecar: Sidecar) -> None:
+        if sidecar.wire == "envoy":
+            answer = h2.ends(sidecar.grpc, b"/x%20y?z=%2F", within_s=5)
+            assert answer is not None
+            assert b"this port speaks gRPC" in answer
+
+
 class TestOtherProtocols:
+    def test_grpc_over_http_1(self, sidecar: Sidecar) -> None:
+        """It has no trailers to tell a refusal in."""
+        if sidecar.wire != "envoy":
+            return  # gRPC's C library speaks HTTP/2 only
+        client = SyncClient(SyncHTTPTransport(http_version=HTTPVersion.HTTP1, timeout=20))
+        headers = [("content-type", "application/grpc"), *sidecar.headers().items()]
+        response = client.execute("POST", f"http://{sidecar.grpc}{INFER}", headers, b"\0\0\0\0\0")
+        assert response.status == 501
+        assert "HTTP/2" in json.loads(response.content)["detail"]
+
     def test_http_that_is_no_grpc(self, sidecar: Sidecar) -> None:
         transport = SyncHTTPTransport(http_version=HTTPVersion.HTTP2)
         client = SyncClient(transport)

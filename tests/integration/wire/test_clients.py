@@ -128,7 +128,8 @@ class TestStreams:
         answer = stream.answer()
         assert answer.code == "OK"
         record = sidecar.record(f"{answer.call_id}/1")
-        assert (record["outcome"], record["output_tokens"]) == ("completed", 3000)
+        estimated = -(-sum(map(len, texts)) // 4)  # it was not asked to count
+        assert (record["outcome"], record["output_tokens"]) == ("completed", estimated)
         assert record["output"] == "".join(texts)
 
     def test_300_streams_at_once(self, sidecar: Sidecar) -> None:

@@ -34,7 +34,8 @@ LAYOUT: dict[type[msgspec.Struct], str] = {
     Content: "nbytes sha256 parts",
     CallFacts: """call_id started_ns decided_ns method tenant principal principal_kind issuer key_id subject
         conversation model version request_id data_class rule bundle level retention_days peer trace_id span_id
-        parent_id sampled parameters tensors request_bytes prompt_tokens requested_tokens prompt would_refuse""",
+        parent_id sampled parameters tensors request_bytes prompt_tokens requested_tokens prompt would_refuse
+        may_trace""",
     Admitted: "call",
     Refused: "call reason status detail internal",
     Output: "call_id at_ns offset texts",

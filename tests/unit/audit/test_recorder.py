@@ -175,6 +175,23 @@ def test_a_refusals_content_is_kept_only_where_it_may_be(tmp_path: Path, reason:
     assert (entry.call.prompt.parts is None) is never
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_span_may_leave_where_the_verdict_says_so(tmp_path: Path, allowed: bool) -> None:
+    real, said = recorder(open_journal(tmp_path)), replace(verdict(), may_trace=allowed)
+    real.admitted(replace(admission(), verdict=said), AT)
+    real.refused(Refused(CALL, Denial(Reason.RATE_TOKENS), "d", PRINCIPAL, Head("chat"), said, FACTS), AT)
+    assert [entry.call.may_trace for entry in kept(tmp_path)] == [allowed] * 2  # type: ignore[union-attr]  # both have one
+
+
+@pytest.mark.parametrize("reason", [Reason.MODEL_NOT_FOUND, Reason.RESIDENCY_PROCESSING, Reason.REQUEST_TOO_LARGE])
+def test_without_a_verdict_a_span_may_leave_only_if_it_names_nobody(tmp_path: Path, reason: Reason) -> None:
+    """Residency is decided last, and processing before telemetry: no other refusal says that telemetry may leave."""
+    real = recorder(open_journal(tmp_path))
+    real.refused(Refused(CALL, Denial(reason), "d", PRINCIPAL, Head("chat")), AT)
+    real.refused(Refused(CALL, Denial(Reason.CREDENTIAL_MISSING), "d"), AT)
+    assert [entry.call.may_trace for entry in kept(tmp_path)] == [False, True]  # type: ignore[union-attr]  # refusals
+
+
 def test_a_refusal_before_the_verdict_has_no_content(tmp_path: Path) -> None:
     real = recorder(open_journal(tmp_path))
     real.refused(Refused(CALL, Denial(Reason.CREDENTIAL_MISSING), "digest"), AT)

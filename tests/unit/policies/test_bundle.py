@@ -82,6 +82,16 @@ def test_a_good_bundle_is_understood() -> None:
     assert [(case.file, case.line) for case in bundle.cases] == [("tests/a.yaml", 1)]
 
 
+def test_classes_may_be_asked_of_a_model_only_where_it_is_written() -> None:
+    models = GOOD["models.yaml"] + "plain: {contract: generic}\nimage: {contract: generic, classification: true}\n"
+    bundle = good({"models.yaml": models})
+    assert {name: model.classification for name, model in bundle.models.items()} == {
+        "chat": False,
+        "plain": False,
+        "image": True,
+    }
+
+
 TENANT = "tenants/acme.yaml"
 BROKEN: list[tuple[str, Mapping[str, str | None], list[str]]] = [
     ("no bundle.yaml", {"bundle.yaml": None}, ["bundle.yaml:1:1: no such file"]),
@@ -163,6 +173,10 @@ BROKEN: list[tuple[str, Mapping[str, str | None], list[str]]] = [
      ["models.yaml:3:3: chat.kv: write either engine_config, or bytes_per_token and tokens_per_block"]),
     ("kv of a generic model", edited("models.yaml", "vllm", "generic"),
      ["models.yaml:1:1: chat: a generic model has no tokens, so kv means nothing"]),
+    ("classes of text", edited("models.yaml", "contract: vllm", "contract: vllm\n  classification: true"),
+     ["models.yaml:1:1: chat: a language model's output is text, and Triton dies when asked to classify text"]),
+    ("classes, maybe", edited("models.yaml", "contract: vllm", "contract: vllm\n  classification: 1"),
+     ["models.yaml:3:19: chat.classification: should be a valid boolean"]),
     ("more tokens by default than allowed", edited("models.yaml", "contract: vllm",
                                                    "contract: vllm\n  default_tokens: 20\n  max_tokens: 10"),
      ["models.yaml:1:1: chat: default_tokens is more than max_tokens"]),

@@ -88,6 +88,20 @@ def test_an_allow_says_all_that_the_bundle_knows() -> None:
 
 
 @pytest.mark.parametrize(
+    ("tenant", "method", "allowed"),
+    [
+        ("acme", INFER, True),
+        ("acme", LIVE, True),
+        ("cobalt", LIVE, False),  # asked without regard to place, but its span would name the tenant in the EU
+    ],
+)
+def test_a_span_may_leave_only_where_residency_allows_it(tenant: str, method: Method, allowed: bool) -> None:
+    found = ask(demo_policy(), who(tenant), "chat" if method.by_model else "", method)
+    assert isinstance(found, Verdict)
+    assert found.may_trace is allowed
+
+
+@pytest.mark.parametrize(
     ("principal", "model", "method", "data_class", "expected", "rule"),
     [
         (who("nobody"), "chat", INFER, "", Reason.TENANT_UNKNOWN, "tenants"),
@@ -253,3 +267,8 @@ def test_what_callers_make_up_is_not_remembered_and_the_rest_is_bounded(monkeypa
     for model in ("chat", "rag", "vision", "counter"):
         assert isinstance(ask(policy, who("acme"), model), Verdict)
         assert len(policy._verdicts) <= 3
+
+
+def test_serves_known_and_active_tenants_alone() -> None:
+    policy = demo_policy()
+    assert [policy.serves(tenant) for tenant in ("acme", "dormant", "nobody")] == [True, False, False]

@@ -72,3 +72,9 @@ def test_a_key_on_the_journals_volume_is_a_warning(tmp_path: Path) -> None:
     code, out, err = run(str(path))
     assert (code, out) == (0, f"{path}: good\n")
     assert "on the journal's own volume" in err
+
+
+def test_a_file_that_is_not_there_has_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "absent.yaml"
+    assert run(str(path)) == (1, "", f"warden: 1 problem(s)\n{path}: no such file\n")
+    assert json.loads(run(str(path), "--json")[1])["problems"] == [f"{path}: no such file"]

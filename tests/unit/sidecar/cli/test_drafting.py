@@ -76,6 +76,23 @@ def test_only_front_models_are_named() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "expected"),
+    [
+        (IMAGE, {"scores": "FP32", "index": "INT64"}, True),
+        (IMAGE, {"scores": "FP32", "caption": "BYTES"}, False),
+        (IMAGE, {"scores": "FP32", "later": "FP8"}, False),
+        (IMAGE, {}, False),
+        (TRT_ENSEMBLE, {"cum_log_probs": "FP32"}, False),
+    ],
+)
+def test_classes_may_be_asked_of_models_whose_outputs_are_all_numeric(
+    inputs: dict[str, str], outputs: dict[str, str], expected: bool
+) -> None:
+    bundle = compiled(Server("2.51.0", (Model("m", inputs, outputs=outputs),)))
+    assert bundle.models["m"].classification is expected
+
+
 def test_every_case_of_the_draft_holds() -> None:
     results = list(run_cases(compiled()))
     assert not [result for result in results if result.failure]

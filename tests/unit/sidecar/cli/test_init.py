@@ -14,6 +14,8 @@ from sidecar.cli.drafting import Server
 from sidecar.cli.init import init
 from sidecar.cli.survey import DEADLINE_S, Silent, survey
 
+NEEDED = "warden: --region and --jurisdiction are needed, such as --region eu-west-1 --jurisdiction EU: "
+PLACE = ("--region", "eu-west-1", "--jurisdiction", "EU")
 APP = typer.Typer()
 APP.command()(init)
 
@@ -40,8 +42,9 @@ def closed() -> str:
     ("arguments", "words"),
     [
         (["--triton", "8001"], "--triton '8001': '8001' is not an address; write HOST:PORT"),
-        (["--triton", "h:8001", "--region", "eu-1"], "--region and --jurisdiction go together"),
-        (["--triton", "h:8001", "--jurisdiction", "EU"], "--region and --jurisdiction go together"),
+        (["--triton", "h:8001", "--region", "eu-1"], NEEDED),
+        (["--triton", "h:8001", "--jurisdiction", "EU"], NEEDED),
+        (["--triton", "h:8001"], NEEDED),
         (["--triton", "h:8001", "--region", "EU", "--jurisdiction", "EU"], "are the same"),
         (["--triton", "h:8001", "--region", "eu 1", "--jurisdiction", "EU"], "--region 'eu 1': "),
         (["--triton", "h:8001", "--tenant", "ACME"], "--tenant 'ACME': "),
@@ -57,13 +60,13 @@ def test_wrong_options_are_told_before_anything_is_asked(tmp_path: Path, argumen
 
 def test_all_wrong_options_are_told_at_once(tmp_path: Path) -> None:
     _, _, err = run("--triton", "8001", "--region", "eu", "--tenant", "A", "--dir", str(tmp_path))
-    assert [word in err for word in ("--triton", "go together", "--tenant")] == [True, True, True]
+    assert [word in err for word in ("--triton", "are needed", "--tenant 'A'")] == [True, True, True]
 
 
 @pytest.mark.parametrize("name", ["warden.yaml", "bundle", "keys", "journal"])
 def test_what_is_there_is_not_overwritten(tmp_path: Path, closed: str, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    code, _, err = run("--triton", closed, "--dir", str(tmp_path))
+    code, _, err = run("--triton", closed, "--dir", str(tmp_path), *PLACE)
     assert code == 2
     assert f"already there, and not overwritten: {tmp_path / name};" in err
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
@@ -71,11 +74,12 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path, closed: str, name: str
 
 def test_a_dangling_link_is_in_the_way_too(tmp_path: Path, closed: str) -> None:
     (tmp_path / "bundle").symlink_to(tmp_path / "nowhere")
-    assert run("--triton", closed, "--dir", str(tmp_path))[0] == 2
+    code, _, err = run("--triton", closed, "--dir", str(tmp_path), *PLACE)
+    assert (code, "already there" in err) == (2, True)
 
 
 def test_nobody_there(tmp_path: Path, closed: str) -> None:
-    code, out, err = run("--triton", closed, "--dir", str(tmp_path / "new"), "--json")
+    code, out, err = run("--triton", closed, "--dir", str(tmp_path / "new"), "--json", *PLACE)
     assert (code, out) == (3, "")
     assert f"Triton at {closed} cannot be asked" in err
     assert "is this its gRPC port (8001)" in err
@@ -92,7 +96,7 @@ def test_somebody_who_never_answers_is_waited_for_no_longer_than_the_deadline(mu
 def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sidecar.cli.init.survey", lambda _: Server("2.51.0", ()))
     monkeypatch.setattr("sidecar.cli.init.draft", lambda *_: {"bundle/a.yaml": "", "bundle/missing/b/c.yaml": ""})
-    code, _, err = run("--triton", "127.0.0.1:1", "--dir", str(tmp_path))
+    code, _, err = run("--triton", "127.0.0.1:1", "--dir", str(tmp_path), *PLACE)
     assert code == 2
     assert "No such file or directory; nothing was written" in err
     assert not list(tmp_path.iterdir())

@@ -1,10 +1,11 @@
-"""warden journal: reads beside a running writer, shows content only when asked, and says what is wrong."""
+"""warden journal: reads beside a running writer, shows no content, and says what is wrong."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from typer.testing import CliRunner
 from audit import record
 from audit.journal import Journal, write_shipped
 from sidecar.cli.journal import app
+from sidecar.telemetry.exposition import AdminServer, Check
+from sidecar.telemetry.instruments import PrometheusInstruments, registry
+from tests.support import telemetry
 from tests.support.journal import ROOT, crash, open_journal
 
 CONFIG = """
@@ -57,17 +61,84 @@ def run(*arguments: str) -> tuple[int, list[dict[str, Any]], str]:
     return result.exit_code, lines, result.output
 
 
+@contextmanager
+def sidecar(place: Path, check: Check | None) -> Iterator[None]:
+    """The admin port of the configuration, on which a sidecar says ``check`` of its journal (None: nothing)."""
+    checks = {} if check is None else {"journal": check}
+    made = registry(PrometheusInstruments(telemetry.METHODS))
+    server = AdminServer("127.0.0.1:0", made, lambda: checks, lambda: checks)
+    server.start()
+    try:
+        (place / "warden.yaml").write_text(f"{CONFIG}listen: {{admin: '127.0.0.1:{server.port}'}}\n")
+        yield
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("check", "code", "state"),
+    [
+        (Check(ok=True), 0, "ok"),
+        (Check(ok=False, detail="pwrite: no space left"), 1, "refusing"),
+        (None, 3, "unknown"),
+    ],
+)
+def test_status_is_what_the_running_sidecar_says(
+    place: Path, journal: Journal, check: Check | None, code: int, state: str
+) -> None:
+    with sidecar(place, check):
+        got, (found,), _ = run("status", "--json", "--config", str(place / "warden.yaml"))
+        _, _, text = run("status", "--config", str(place / "warden.yaml"))
+    assert (got, found["state"]) == (code, state)
+    assert f"state {state}" in text
+    if check is not None:
+        assert found["detail"] == check.detail
+        assert check.detail in text
+
+
+def test_status_of_a_sidecar_that_does_not_answer_is_unknown(place: Path, journal: Journal) -> None:
+    (place / "warden.yaml").write_text(f"{CONFIG}listen: {{admin: '127.0.0.1:1'}}\n")
+    code, (found,), _ = run("status", "--json", "--config", str(place / "warden.yaml"))
+    assert (code, found["state"]) == (3, "unknown")
+    assert "127.0.0.1:1/readyz" in found["detail"]
+
+
+def test_a_journal_that_nobody_writes_is_judged_by_its_space(place: Path, journal: Journal) -> None:
+    journal.close()
+    assert run("status", "--config", str(place / "warden.yaml"))[0] == 0
+    (place / "warden.yaml").write_text(CONFIG.replace("min_free: 1B", "min_free: 1000000TiB"))
+    code, (found,), _ = run("status", "--json", "--config", str(place / "warden.yaml"))
+    assert (code, found["state"], found["writer"]) == (1, "full", None)
+
+
+def test_status_tells_what_waits_since_when_and_why(place: Path, journal: Journal) -> None:
+    journal.close()
+    config = str(place / "warden.yaml")
+    _, (found,), text = run("status", "--json", "--config", config)
+    assert found["ship"] is None
+    report = {"lag_records": 7, "oldest_unshipped_at": 0.5, "last_error": "connection refused", "database_up": False}
+    (place / "journal" / "ship.json").write_text(json.dumps(report))
+    _, (found,), _ = run("status", "--json", "--config", config)
+    assert found["ship"] == {
+        "database_up": False, "waiting": 7, "oldest_at": "1970-01-01T00:00:00.500000+00:00",
+        "last_error": "connection refused", "poisoned": 0,
+    }  # fmt: skip
+    text = " ".join(run("status", "--config", config)[2].split())
+    assert "about 7 records wait since 1970-01-01T00:00:00.500000+00:00" in text
+    assert "last error: connection refused" in text
+
+
 def test_status_beside_a_running_writer(place: Path, journal: Journal) -> None:
     write_shipped(place / "journal", 1)
-    code, (found,), _ = run("status", "--json", "--config", str(place / "warden.yaml"))
+    with sidecar(place, Check(ok=True)):
+        code, (found,), _ = run("status", "--json", "--config", str(place / "warden.yaml"))
+        _, _, text = run("status", "--config", str(place / "warden.yaml"))
     assert code == 0
     assert (found["state"], found["shipped"], found["writer"]) == ("ok", 1, os.getpid())
     assert found["journal"] == journal.identity
     (segment,) = found["segments"]
     assert (segment["first"], segment["region"], segment["bytes"]) == (0, "eu-west-1", journal.nbytes)
     assert isinstance(journal.append(b"the lock was not taken"), int)
-    code, _, text = run("status", "--config", str(place / "warden.yaml"))
-    assert code == 0
     assert journal.identity in text
 
 
@@ -83,12 +154,13 @@ def test_inspect_shows_frames_and_no_content(place: Path, journal: Journal) -> N
     assert journal.state == "ok"
 
 
-def test_inspect_reveals_when_asked(place: Path, journal: Journal) -> None:
-    segment = next((place / "journal").glob("*.seg"))
-    code, rows, _ = run("inspect", str(segment), "--json", "--reveal", "--key-file", str(place / "root.key"))
-    assert code == 0
-    assert rows[0]["prompt"] == "secret"
-    assert rows[1]["output"] == "base64:/w=="
+def test_inspect_reveals_to_nobody(place: Path, journal: Journal) -> None:
+    """Who looks at content, and why, must be on record: only the database can do that."""
+    code, rows, text = run(
+        "inspect", str(place / "journal"), "--json", "--reveal", "--key-file", str(place / "root.key")
+    )
+    assert (code, rows) == (2, [])
+    assert "--reveal" in text
 
 
 def test_inspect_says_what_is_torn_and_what_is_damaged(place: Path, journal: Journal) -> None:

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from sidecar.cli.common import Exit, emit, fail
-from sidecar.cli.main import COMMANDS, GROUPS, build
+from sidecar.cli.main import COMMANDS, GROUPS, build, main
 
 
 @pytest.mark.parametrize("name", [*GROUPS, *COMMANDS])
@@ -31,6 +31,26 @@ def test_without_a_command_all_of_them_are_listed() -> None:
 def test_an_unknown_command_is_wrong_use() -> None:
     result = CliRunner().invoke(build("sreve"), ["sreve"])
     assert result.exit_code == Exit.USAGE
+
+
+@pytest.mark.parametrize("words", [["keys", "revoke"], ["keys"], ["audit", "show"], ["audit", "search", "--text"]])
+def test_a_whole_key_among_the_arguments_is_refused_unread(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["warden", *words, "wdn_live_0123456789ab_" + "s" * 49])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == Exit.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "the 12 characters in its middle" in captured.err
+    assert "sss" not in captured.err
+
+
+@pytest.mark.parametrize("command", [["keys", "issue"], ["token", "mint"]])
+def test_the_roles_are_named_in_the_help(command: list[str]) -> None:
+    told = CliRunner().invoke(build(command[0]), [*command, "--help"], env={"COLUMNS": "200"}).output
+    assert "tenant, operator, admin" in told
 
 
 def test_only_what_is_asked_for_is_imported() -> None:

@@ -30,7 +30,8 @@ class FakeDesk:
                 return service_pb2.RepositoryIndexResponse(models=self.index)
             case "ModelMetadata":
                 tensors = [service_pb2.ModelMetadataResponse.TensorMetadata(name="text_input", datatype="BYTES")]
-                return service_pb2.ModelMetadataResponse(name=name, inputs=tensors)
+                out = [service_pb2.ModelMetadataResponse.TensorMetadata(name="text_output", datatype="BYTES")]
+                return service_pb2.ModelMetadataResponse(name=name, inputs=tensors, outputs=out)
             case "ModelConfig":
                 return service_pb2.ModelConfigResponse(config=self.configs.get(name))
         raise AssertionError(method)
@@ -53,8 +54,9 @@ def test_what_a_model_s_configuration_says_is_read() -> None:
             decoupled=True,
             response_cache=True,
             parameters={"gpt_model_path": "/engines/chat"},
+            outputs={"text_output": "BYTES"},
         ),
-        Model("rag", {"text_input": "BYTES"}, steps=("chat",)),
+        Model("rag", {"text_input": "BYTES"}, steps=("chat",), outputs={"text_output": "BYTES"}),
     )
 
 

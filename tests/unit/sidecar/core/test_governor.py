@@ -11,6 +11,7 @@ from sidecar.core.governor import OBSERVED, Mode, Output, Recorded, Refused
 from sidecar.core.model import (
     Admission,
     AuditLevel,
+    AuditRule,
     Demand,
     Denial,
     MalformedRequest,
@@ -201,7 +202,7 @@ def test_settling_journals_the_outcome_and_gives_back_once() -> None:
         DONE,
         Usage(
             input_tokens=3,
-            output_tokens=1,
+            output_tokens=2,
             responses=1,
             request_bytes=7,
             response_bytes=5,
@@ -465,18 +466,36 @@ def test_observing_forwards_what_it_could_not_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "level"),
+    "reason",
     [
-        (Reason.RESIDENCY_STORAGE, AuditLevel.METADATA),
-        (Reason.RESIDENCY_PROCESSING, AuditLevel.METADATA),
-        (Reason.RESIDENCY_TELEMETRY, AuditLevel.METADATA),
-        (Reason.POLICY_FORBIDS, AuditLevel.FULL),
+        Reason.RESIDENCY_STORAGE,
+        Reason.MODEL_NOT_FOUND,  # told before residency is looked at
+        Reason.TENANT_SUSPENDED,
+        Reason.POLICY_FORBIDS,
     ],
 )
-def test_observing_keeps_no_content_that_may_not_be_kept_here(reason: Reason, level: AuditLevel) -> None:
-    recorded = observing(denials={"authorise": Denial(reason)}).governor.open(a_call(), AT)
+@pytest.mark.parametrize("step", ["identify", "authorise"])
+def test_observing_keeps_no_content_of_what_was_refused_before_residency_was_passed(step: str, reason: Reason) -> None:
+    recorded = observing(denials={step: Denial(reason)}).governor.open(a_call(), AT)
     assert isinstance(recorded, Recorded)
-    assert recorded.admission.verdict.audit.level is level
+    assert recorded.admission.verdict.audit.level is AuditLevel.METADATA
+    assert not recorded.admission.verdict.may_trace
+
+
+def test_observing_keeps_no_content_of_a_call_whose_headers_are_bad() -> None:
+    fault = Denial(Reason.REQUEST_AMBIGUOUS, "x-data-class is given 2 times")
+    kept = AuditRule(retention_days=30)
+    recorded = observing(audit=kept).governor.open(a_call(fault=fault), AT)
+    assert isinstance(recorded, Recorded)
+    assert recorded.admission.verdict.audit == AuditRule(AuditLevel.METADATA, retention_days=30)
+
+
+@pytest.mark.parametrize("step", ["isolate", "reserve"])
+def test_observing_keeps_what_the_tenant_keeps_where_the_policy_allowed_the_call(step: str) -> None:
+    kept = AuditRule(AuditLevel.PROMPT)
+    recorded = observing(denials={step: Denial(Reason.RATE_TOKENS)}, audit=kept).governor.open(a_call(), AT)
+    assert isinstance(recorded, Recorded)
+    assert recorded.admission.verdict.audit == kept
 
 
 def test_observing_goes_on_without_the_journal() -> None:
@@ -549,3 +568,20 @@ def test_what_is_in_order_or_only_observed_goes_on() -> None:
     assert Stage().governor.revoked(a_call().credential, AT) is None
     assert observing(denials=revoked).governor.revoked(a_call().credential, AT) is None
     assert Stage(FakePorts(denials=revoked)).governor.revoked(Denial(Reason.CREDENTIAL_MISSING), AT) is None
+
+
+def test_who_may_do_nothing_is_turned_away_before_the_message_is_read() -> None:
+    """Else a suspended tenant's valid key could fill the buffers that all share."""
+    assert Stage(FakePorts(unserved=frozenset({"acme"}))).governor.turns_away(a_call().credential, AT)
+    assert not observing(unserved=frozenset({"acme"})).governor.turns_away(a_call().credential, AT)
+
+
+def test_a_tenant_that_may_do_nothing_is_told_so_though_its_message_was_not_read() -> None:
+    ports = FakePorts(
+        unserved=frozenset({"acme"}),
+        denials={"authorise": Denial(Reason.TENANT_SUSPENDED)},
+        faults={"head": MalformedRequest("no model")},
+    )
+    refused = Stage(ports).governor.open(a_call(message=b""), AT)
+    assert isinstance(refused, Refused)
+    assert refused.denial.reason is Reason.TENANT_SUSPENDED

@@ -16,6 +16,9 @@ from tests.support.core import AT, Stage, later
     [
         ([ResponseFacts(texts=(b"a",)), ResponseFacts(texts=(b"b", b"c"))], 3, False),
         ([ResponseFacts(texts=(b"",))], 0, False),
+        ([ResponseFacts(texts=(b"x" * 4001,))], 1001, False),
+        ([ResponseFacts(texts=(b"x" * 9,)), ResponseFacts(texts=(b"y" * 4,))], 4, False),
+        ([ResponseFacts(texts=(b"x" * 4000,)), ResponseFacts(output_tokens=7)], 7, True),
         ([ResponseFacts(texts=(b"a",)), ResponseFacts(texts=(b"b",), output_tokens=5)], 5, True),
         ([ResponseFacts(output_tokens=2), ResponseFacts(output_tokens=3)], 5, True),
         ([ResponseFacts(output_tokens=2), ResponseFacts(texts=(b"a",))], 2, True),

@@ -65,6 +65,15 @@ def test_refuses_none_two_and_unclear_ones(headers: list[tuple[str, str]], reaso
     assert found.reason is reason
 
 
+@pytest.mark.parametrize("token", ["eyJh.eyJp.sig", "eyJh.eyJp." + "a" * MAX_CREDENTIAL])
+def test_a_token_sent_as_a_key_is_told_where_it_belongs(token: str) -> None:
+    found = extract([("x-api-key", token)])
+    assert isinstance(found, Denial)
+    assert (found.reason, found.detail) == (Reason.KEY_UNKNOWN, "this is a token: send it as authorization: Bearer")
+    assert isinstance(extract([("x-api-key", "eyJh.eyJp")]), Credential)  # another shape is a key like any other
+    assert isinstance(extract([("x-api-key", "a.b.c")]), Credential)
+
+
 def test_takes_the_longest_credential_there_may_be() -> None:
     found = extract([("authorization", "Bearer " + "a" * MAX_CREDENTIAL)])
     assert isinstance(found, Credential)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
 
 import pytest
@@ -30,6 +31,31 @@ def test_ids_are_many_and_never_the_same() -> None:
     assert len({ids.trace() for _ in range(3000)}) == 3000
     assert len({ids.span() for _ in range(3000)}) == 3000
     assert (len(ids.trace()), len(ids.span())) == (32, 16)
+
+
+def test_two_threads_never_take_the_same_bytes() -> None:
+    taking, go_on = threading.Event(), threading.Event()
+
+    class Slow(bytes):
+        """A pool that is left in the middle of being taken from."""
+
+        def __getitem__(self, part: object) -> bytes:
+            if not taking.is_set():
+                taking.set()
+                assert go_on.wait(5)
+            return super().__getitem__(part)  # type: ignore[index,return-value]  # always a slice here
+
+    ids, made = RandomIds(1.0), list[str]()
+    ids._pool = Slow(range(256))
+    threads = [threading.Thread(target=lambda: made.append(ids.trace())) for _ in range(2)]
+    threads[0].start()
+    assert taking.wait(5)
+    threads[1].start()
+    threads[1].join(0.1)  # long enough to take the same, if it could
+    go_on.set()
+    for thread in threads:
+        thread.join(5)
+    assert len(set(made)) == 2
 
 
 def test_ids_sort_by_their_time() -> None:

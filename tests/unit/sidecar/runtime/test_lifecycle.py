@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import urllib.error
 import urllib.request
@@ -14,10 +15,13 @@ from typing import Any
 import pytest
 
 from audit.follow import Follower
+from audit.journal import FaultKind, JournalFault
 from audit.record import Event, decode
+from audit.recorder import JournalRecorder
 from audit.seal import load_root_key
 from sidecar.cli.demo.ports import free_ports
-from sidecar.core.model import Secret
+from sidecar.core.model import Denial, Secret
+from sidecar.core.reasons import Reason
 from sidecar.runtime import lifecycle
 from sidecar.runtime.compose import StartError
 from sidecar.runtime.lifecycle import Sidecar
@@ -26,6 +30,7 @@ from tests.support.config import write
 from tests.support.policy import DEMO_BUNDLE
 from tests.support.store import wait_until
 
+NO_AUDIT = Denial(Reason.AUDIT_UNAVAILABLE, internal="disk full")
 WAITS = (("/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.02; done"), {"PATH": "/usr/bin:/bin"})
 
 
@@ -147,6 +152,23 @@ def test_a_changed_bundle_is_taken_up_and_recorded(
     assert [load["previous"] for load in loads] == ["", before]
 
 
+def test_a_load_that_met_a_full_disk_is_recorded_at_a_later_look(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "RELOAD", 0.02)
+    written, refusals = JournalRecorder.event, [NO_AUDIT]
+
+    def event(self: JournalRecorder, kind: str, *args: Any) -> Denial | None:
+        return refusals.pop() if kind == "bundle_loaded" and refusals else written(self, kind, *args)
+
+    monkeypatch.setattr(JournalRecorder, "event", event)
+    running = start()
+    wait_until(lambda: not running.sidecar._in_force._loads)
+    assert running.metric("warden_unrecorded_entries_total") == "1.0"
+    running.sidecar.stop()
+    assert [event.kind for event in running.events()] == ["journal_opened", "bundle_loaded", "sidecar_stopped"]
+
+
 def test_a_port_in_use_is_a_start_error(start: Callable[..., Running], tmp_path: Path) -> None:
     first = start()
     other = tmp_path / "other"
@@ -166,6 +188,30 @@ def test_a_crashed_call_and_a_cut_off_client_are_counted(start: Callable[..., Ru
     running.sidecar.services.cut_off("MEMORY_TENSOR")
     assert running.metric("warden_internal_errors_total") == "1.0"
     assert running.metric("warden_clients_cut_off_total") == "1.0"
+
+
+def test_what_the_journal_turns_to_is_logged_once_with_why(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "warden.lifecycle")
+    running = start()
+    journal = running.sidecar.rooms.journal
+    full = journal._headroom
+    monkeypatch.setattr(journal, "_measure", lambda: None)
+
+    def told() -> list[tuple[str, object]]:
+        found = [entry for entry in caplog.records if entry.getMessage() == "journal.state"]
+        return [(str(entry.__dict__["warden"]["state"]), entry.__dict__["warden"]["detail"]) for entry in found]
+
+    journal._headroom = 0
+    wait_until(lambda: len(told()) == 1)
+    journal._headroom = full
+    wait_until(lambda: len(told()) == 2)
+    with journal._lock:
+        journal._fail(JournalFault(FaultKind.IO, "the disk is gone"))
+    wait_until(lambda: len(told()) == 3)
+    running.sidecar._sweep()
+    assert told() == [("full", None), ("ok", None), ("faulted", "the disk is gone")]
 
 
 def test_a_fault_of_one_sweep_does_not_end_the_sweeping(

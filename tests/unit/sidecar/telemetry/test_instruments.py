@@ -155,8 +155,19 @@ def test_a_refusal_is_counted_by_reason_and_tenant(reason: Reason) -> None:
 
 def test_a_refusal_by_quota_is_throttling() -> None:
     instruments = made()
-    instruments.refused(telemetry.refused(Reason.MEMORY_KV), enforced=True)
+    instruments.refused(telemetry.refused(Reason.MEMORY_KV, rule="quota:kv_bytes"), enforced=True)
     assert value(instruments, "warden_throttled_total", tenant="acme", quantity="kv_bytes") == 1
+
+
+def test_the_sidecars_own_full_buffer_is_no_throttling_but_a_fault() -> None:
+    instruments = made()
+    rule = "bounds.buffer_bytes"
+    instruments.refused(telemetry.refused(Reason.MEMORY_TENSOR, rule=rule), enforced=True)
+    cut = Outcome(OutcomeKind.FAILED, Code.RESOURCE_EXHAUSTED, Reason.MEMORY_TENSOR, rule=rule)
+    instruments.settled(telemetry.recorded(), cut, Usage())
+    assert value(instruments, "warden_throttled_total", tenant="acme", quantity="tensor_bytes") == 0
+    for outcome in ("refused", "failed"):
+        assert value(instruments, "warden_faults_total", tenant="acme", fault="warden", outcome=outcome) == 1
 
 
 def test_a_refusal_that_is_only_observed_counts_once_and_ends_no_call() -> None:

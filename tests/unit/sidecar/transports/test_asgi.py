@@ -24,6 +24,7 @@ from tests.support.core import FakePorts
 from tests.support.wire import BOUNDS, OK_END, FakeUpstream, World, cancelled_at, quiet
 
 SERVICE = "/inference.GRPCInferenceService/"
+WATCH = "/grpc.health.v1.Health/Watch"
 REQUEST: bytes = kserve.chat(b"hello", stream=False).SerializeToString()
 ANSWER: bytes = kserve.response(("text_output", "BYTES", [1], kserve.packed(b"hi"))).SerializeToString()
 TOKEN = kserve.streamed(kserve.response(("text_output", "BYTES", [1], kserve.packed(b"a"))), final=True)
@@ -65,6 +66,7 @@ class Request:
         headers: tuple[tuple[bytes, bytes], ...] = ((b"x-api-key", b"key"),),
         content_type: bytes = b"application/grpc",
         verb: str = "POST",
+        http_version: str = "2",
         stays: bool = False,
     ) -> None:
         script = list(events)
@@ -81,6 +83,7 @@ class Request:
 
         scope = {
             "type": "http",
+            "http_version": http_version,
             "method": verb,
             "path": name if name.startswith("/") else SERVICE + name,
             "headers": [(b"content-type", content_type), *headers],
@@ -189,7 +192,7 @@ async def test_what_is_not_one_message_is_refused(events: list[dict[str, Any]], 
     request = Request()
     await request("ModelInfer", *events)
     assert (request.status, request.messages, request.upstream.calls) == (status, [], [])
-    assert request.kinds == ([] if status == "12" else ["refused"])
+    assert request.kinds == ["refused"]
     request.world.assert_even()
 
 
@@ -235,6 +238,7 @@ async def test_a_client_that_reads_nothing_is_left() -> None:
     request = Request(slow=True, bounds=replace(BOUNDS, blocked_write=0.02))
     await request("ModelInfer", body(frame(REQUEST)))
     assert [event["type"] for event in request.sent] == ["http.response.start"]
+    assert request.world.cut_off == ["MEMORY_TENSOR"]
     request.world.assert_even()
 
 
@@ -313,9 +317,7 @@ async def test_health_is_answered_to_anyone_and_not_recorded(name: str) -> None:
 async def test_a_watch_lasts_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "POLL", 0.001)
     request = Request()
-    task = asyncio.ensure_future(
-        request("/grpc.health.v1.Health/Watch", body(frame(b"")), headers=((b"grpc-timeout", b"100m"),))
-    )
+    task = asyncio.ensure_future(request(WATCH, body(frame(b"")), headers=((b"grpc-timeout", b"100m"),)))
     while not request.sent:
         await asyncio.sleep(0)
     request.world.clock.pass_ms(101)
@@ -323,11 +325,47 @@ async def test_a_watch_lasts_until_its_deadline(monkeypatch: pytest.MonkeyPatch)
     assert (request.status, request.messages) == ("4", [b"\x08\x01"])
 
 
-async def test_a_watch_ends_with_its_client() -> None:
+async def test_a_watch_ends_with_its_client_though_nothing_changes() -> None:
     request = Request()
-    await request("/grpc.health.v1.Health/Watch", DISCONNECT)
+    request.wire._departures[asyncio.get_running_loop()] = Departures(0.001)
+    await asyncio.wait_for(request(WATCH, body(frame(b"")), body(), body(), DISCONNECT), 5)
     assert request.messages == [b"\x08\x01"]
-    assert request.world.crashes == []
+    assert (request.world.crashes, len(request.live)) == ([], 0)
+    await quiet("departures")
+
+
+async def test_a_watch_whose_client_leaves_at_once_is_answered_nothing() -> None:
+    request = Request()
+    await request(WATCH, body(b"\x00", more=True), DISCONNECT)
+    assert (request.sent, len(request.live)) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("events", "status"), [([body(b"x" * 40_000, more=True)] * 2, "3"), ([body(b"\x00", more=True)], "4")]
+)
+async def test_a_watchs_request_is_bounded(events: list[dict[str, Any]], status: str) -> None:
+    request = Request()
+    await request(WATCH, *events, headers=((b"grpc-timeout", b"20m"),), stays=True)
+    assert (request.status, request.messages, len(request.live)) == (status, [], 0)
+
+
+async def test_a_watch_beyond_those_that_may_be_open_is_refused() -> None:
+    request = Request()
+    request.wire._watches = health.Watches(request.live, most=1)
+    with request.wire._watches.one():
+        await request(WATCH, body(frame(b"")))
+    assert (request.status, request.messages) == ("8", [])
+
+
+async def test_a_drain_ends_a_watch_at_once() -> None:
+    request = Request()
+    task = asyncio.ensure_future(request(WATCH, body(frame(b""))))
+    while not request.sent:
+        await asyncio.sleep(0)
+    request.live.cut_idle(DRAINED)
+    await asyncio.wait_for(task, 5)
+    assert (request.status, request.messages, len(request.live)) == ("14", [b"\x08\x01"], 0)
+    await quiet("departures")
 
 
 # --- streams ------------------------------------------------------------------------------------------------------
@@ -432,3 +470,13 @@ async def test_cancelling_at_any_step_leaves_nothing_held(name: str) -> None:
         assert len(request.live) == 0
         step += 1
     assert step > 8
+
+
+async def test_grpc_over_http_1_is_refused_where_its_client_sees_it() -> None:
+    """Without trailers, a refusal would look like an empty answer."""
+    request = Request()
+    await request("ModelInfer", body(frame(REQUEST)), http_version="1.1")
+    start, answer = request.sent
+    assert start["status"] == 501
+    assert "HTTP/2" in json.loads(answer["body"])["detail"]
+    assert not request.upstream.calls

@@ -18,7 +18,7 @@ def test_an_rpc_is_read_whole() -> None:
     context = World().context(
         MODEL_INFER,
         ("x-data-class", b"phi"),
-        ("x-warden-subject", "Zoë"),
+        ("x-warden-subject", "Zoe"),
         ("x-warden-conversation", "c/7"),
         ("grpc-encoding", b"gzip"),
         ("grpc-timeout", b"250m"),
@@ -27,7 +27,7 @@ def test_an_rpc_is_read_whole() -> None:
     )
     assert context.fault is None
     assert isinstance(context.credential, Credential)
-    assert (context.data_class, context.subject, context.conversation) == ("phi", "Zoë", "c/7")
+    assert (context.data_class, context.subject, context.conversation) == ("phi", "Zoe", "c/7")
     assert (context.encoding, context.peer, context.id) == ("gzip", "127.0.0.1:5000", "call-1")
     assert context.deadline_ns == AT.mono_ns + 250_000_000
     assert context.trace.parent_id == "b7ad6b7169203331"
@@ -58,6 +58,9 @@ def test_a_header_given_twice_is_ambiguous(name: str) -> None:
         ("x-warden-subject", "a\x00b"),
         ("x-warden-subject", "alice\n"),
         ("x-warden-conversation", "\x7f"),
+        ("x-warden-subject", b"na\xc3\xafve"),
+        ("x-warden-subject", "na\u00efve"),
+        ("x-warden-conversation", b"\x85"),
         ("grpc-timeout", "1 S"),
         ("grpc-timeout", ""),
     ],

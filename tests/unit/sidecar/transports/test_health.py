@@ -6,6 +6,7 @@ import pytest
 from tritonclient.grpc.service_pb2 import ServerLiveResponse, ServerReadyResponse
 
 from sidecar.transports import health
+from sidecar.transports.live import LiveRpcs
 from sidecar.triton.methods import HEALTH, KSERVE, METHODS
 from tests.support.wire import World
 
@@ -38,3 +39,16 @@ async def test_a_watch_tells_the_state_and_each_change_until_the_deadline(monkey
         else:
             world.clock.pass_ms(101)
     assert told == [b"\x08\x01", b"\x08\x02"]
+
+
+async def test_watches_are_bounded_and_their_places_given_back() -> None:
+    live = LiveRpcs()
+    watches = health.Watches(live, most=1)
+    with watches.one() as first, watches.one() as second:
+        assert first is not None
+        assert second is None
+        assert len(live) == 1
+    with pytest.raises(ZeroDivisionError), watches.one():
+        raise ZeroDivisionError
+    with watches.one() as third:
+        assert third is not None

@@ -134,6 +134,15 @@ async def test_the_empty_final_response_is_shown_to_who_asked_for_it() -> None:
     assert rpc.upstream.calls[0].message == ask(empty_final=True)
 
 
+async def test_the_only_response_is_shown_though_it_has_no_outputs() -> None:
+    """A model may leave out its optional outputs; one that isn't decoupled has no other response."""
+    rpc = Rpc(FakeUpstream([FINAL], [token(b"a", request_id="r2"), FINAL]))
+    assert await rpc.run(ask(), ask("r2")) == render.OK
+    assert sorted(rpc.told) == ["a", "final"]
+    assert rpc.world.outcomes == {"call-1/1": ("completed", ""), "call-1/2": ("completed", "")}
+    rpc.world.assert_even()
+
+
 async def test_a_final_response_with_output_is_shown() -> None:
     rpc = Rpc(FakeUpstream([token(b"a", final=True)]))
     assert await rpc.run(ask()) == render.OK
@@ -194,6 +203,21 @@ async def test_a_decoupled_model_may_go_on_after_an_error_but_its_call_has_faile
     assert await rpc.run(ask()) == render.OK
     assert rpc.told == ["error one beam died", "b"]
     assert rpc.world.outcomes == {"call-1/1": ("failed", "")}
+    rpc.world.assert_even()
+
+
+@pytest.mark.parametrize("final", [True, False])
+async def test_where_a_model_raised_is_recorded_and_not_told(final: bool) -> None:
+    text = "message: ValueError: no\n\nAt:\n  /opt/models/inner/1/model.py(26): execute\n"
+    error = kserve.streamed(kserve.response(id="r1"), error=text, final=final)
+    rpc = Rpc(FakeUpstream([error, OK_END]))
+    assert await rpc.run(ask()) == render.OK
+    assert rpc.told == ["error message: ValueError: no"]
+    (sent,) = rpc.client.streamed()
+    assert (sent.infer_response.id, sent.infer_response.parameters["triton_final_response"].bool_param) == ("r1", final)
+    if final:
+        (outcome,) = (entry[2] for kind, entry in rpc.world.ports.entries if kind == "settled")
+        assert outcome.internal == text
     rpc.world.assert_even()
 
 
@@ -360,6 +384,7 @@ async def test_a_spent_buffer_cuts_the_stream_off() -> None:
     status = await rpc.run(ask(), forever=True)
     assert status.code == Code.RESOURCE_EXHAUSTED
     assert "buffers are full" in status.message
+    assert rpc.world.cut_off == [], "that is no fault of this client"
     rpc.world.assert_even()
 
 

@@ -29,6 +29,7 @@ READER = TritonReader()
 WHO = Principal("acme", "key", "api_key")
 CHAT = ModelProfile("chat", Contract.VLLM, max_tokens=100)
 PLAIN = ModelProfile("m")
+LABELLED = ModelProfile("m", classification=True)
 
 
 def call(message: Any, method: str = "ModelInfer") -> Call:
@@ -85,7 +86,48 @@ def test_parameters_that_triton_acts_on(name: str) -> None:
 def test_tensors_have_no_other_parameters(on: str) -> None:
     assert "binary_data" in refused(parameter("binary_data", on=on))
     allowed = parameter("classification", on=on)
-    assert isinstance(isolate(allowed), Forward if on == "output" else Denial)
+    assert isinstance(isolate(allowed, LABELLED), Forward if on == "output" else Denial)
+
+
+def classified(count: int, kind: str = "int64_param") -> Any:
+    made = request("m", ("x", "INT8", [1], b"a"))
+    setattr(made.outputs.add(name="y").parameters["classification"], kind, count)
+    return made
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
+@pytest.mark.parametrize("value", ["", "7", "a-1"])
+def test_sequences_go_by_numbers_only(value: str, method: str) -> None:
+    """A string corrupts Triton's heap where the model wants a number."""
+    for profile, message in ((PLAIN, request("m")), (CHAT, chat())):
+        message.parameters["sequence_id"].string_param = value
+        detail = refused(message, profile, method=method)
+        assert detail == "parameter sequence_id: string sequence ids aren't supported"
+        message.parameters["sequence_id"].int64_param = 7
+        assert isinstance(isolate(message, profile, method=method), Forward)
+
+
+@pytest.mark.parametrize("contract", Contract)
+def test_outputs_are_classified_only_where_they_are_said_to_be_numeric(contract: Contract) -> None:
+    """Triton 2.51 dies of SIGFPE, for everybody, where the output holds strings."""
+    made = classified(1)
+    if contract is not Contract.GENERIC:
+        made.inputs.add(name="text_input", datatype="BYTES", shape=[1])
+        made.raw_input_contents.append(packed(b"x"))
+        made.inputs.add(name="max_tokens", datatype="INT32", shape=[1])
+        made.raw_input_contents.append(struct.pack("<i", 1))
+    assert refused(made, ModelProfile("m", contract)).startswith("parameter outputs/y/classification: ")
+    said = isolate(made, ModelProfile("m", contract, classification=True))
+    assert isinstance(said, Forward if contract is Contract.GENERIC else Denial)
+
+
+@pytest.mark.parametrize("count", [1, 1000, 1001, 2**32, 2**32 + 1, 2**62, 2**63 - 1])
+def test_no_more_classes_than_triton_can_count(count: int) -> None:
+    made = classified(count)
+    if count <= 1000:
+        assert isinstance(isolate(made, LABELLED), Forward)
+    else:
+        assert refused(made, LABELLED) == "parameter outputs/y/classification: must be 1 to 1000"
 
 
 @pytest.mark.parametrize("name", [*FORBIDDEN_TENSORS, "retention_token_range_starts", "retention_decode_priority"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from sidecar.core.reasons import REASONS, Code, Reason
@@ -67,6 +69,39 @@ def test_in_band_only_tritons_own_beginning_counts(text: str, reason: Reason | N
     told = translate_in_band(text)
     expected = Translated(REASONS[reason].code, REASONS[reason].public, reason) if reason else None
     assert told == (expected or Translated(Code.UNKNOWN, text, None))
+
+
+RAISED = (
+    "in ensemble 'rag', Failed to process the request(s) for model instance 'retrieve_0_0', message: ValueError: no"
+    "\n\nAt:\n  /opt/models/retrieve/1/model.py(26): execute\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (RAISED, "in ensemble 'rag', Failed to process the request(s), message: ValueError: no"),
+        ("bad At:\n  /opt/m/model.py(3): execute", "bad"),
+        ('boom\nTraceback (most recent call last):\n  File "/a/b.py", line 3', "boom"),
+        ("unable to open '/mnt/models/chat/1/model.onnx': denied", "unable to open '(a path)': denied"),
+        ("see path=/mnt/a/b.json, or file:///mnt/c/d", "see path=(a path), or (a path)"),
+        # Nothing of these is a path, or a traceback.
+        ("expected [-1,3]/[1,3], and/or 3 tokens/s at http://x/y/z", None),
+        ("At: the end\n\nof text", None),
+        ("größer als 100 % — “zu groß”\nund mehr", None),
+    ],
+)
+def test_what_tells_of_the_server_is_left_out(text: str, told: str | None) -> None:
+    expected = text if told is None else told
+    assert translate(13, text) == Translated(Code.INTERNAL, expected, None)
+    assert translate_in_band(text) == Translated(Code.UNKNOWN, expected, None)
+
+
+@pytest.mark.parametrize("text", ["/-" * 50_000 + "/", "\n" * 100_000, "model instance '" * 7_000, "At:" * 30_000])
+def test_long_texts_take_no_long(text: str) -> None:
+    started = time.process_time()
+    translate_in_band(text)
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize("code", [-1, 17, 99])
