@@ -189,9 +189,12 @@ class Shipper:
     def _oldest(self) -> float | None:
         """When the oldest entry was made that may not be stored, as the journal knows it: the database may be away."""
         source, first = self._parts.source, read_shipped(self._parts.directory) + 1
-        source.seek(first)
-        made = [_made_at(item) for item in source.read(1)]
-        source.seek(first)
+        try:
+            source.seek(first)
+            made = [_made_at(item) for item in source.read(1)]
+            source.seek(first)
+        except OSError:  # told where it is read in earnest, once the database has been asked
+            return None
         return made[0] if made else None
 
     def _follow(self) -> None:

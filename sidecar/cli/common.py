@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
 import sys
 from enum import IntEnum
 from pathlib import Path
@@ -34,6 +37,23 @@ def need(config: Path) -> None:
     """Leave with exit 2 where the configuration is not there, which most often is one that wasn't named."""
     if absent(config):
         fail(Exit.USAGE, f"{config}: no such file; name one with --config")
+
+
+def program() -> str:
+    """What to type for this very `warden` here and now: the bare name only where PATH finds the same one."""
+    python = Path(sys.executable)
+    own, found = python.with_name("warden"), shutil.which("warden")
+    if not os.access(own, os.X_OK):
+        return "warden" if found else f"{here(python)} -m sidecar.cli.main"
+    if found is not None and own.samefile(found):
+        return "warden"
+    shown = here(own)
+    return shown if "/" in shown else f"./{shown}"
+
+
+def here(path: Path) -> str:
+    """A path as it can be pasted into a shell in this directory."""
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def emit(value: Any) -> None:

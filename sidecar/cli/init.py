@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from audit.seal import KeyFault, create_key_file
 from policies.document import Name, TenantName
-from sidecar.cli.common import Exit, JsonOption, emit, fail
+from sidecar.cli.common import Exit, JsonOption, emit, fail, program
 from sidecar.cli.drafting import JOURNAL, KEYS, Place, Server, draft, front_models, listed, printable, remarks
 from sidecar.cli.survey import Silent, survey
 from sidecar.identity import mint
@@ -136,6 +136,7 @@ def _warn(sentence: str) -> None:
 def _next_steps(directory: Path, server: Server, place: Place) -> str:
     config, bundle = (shlex.quote(str(directory / name)) for name in ("warden.yaml", "bundle"))
     option = "" if directory == Path() else f" --config {config}"
+    warden = program()
     names = listed([model.name for model in front_models(server)]) or "none"
     return f"""\
 Drafted from Triton {printable(server.version)} at {place.triton}, for tenant {place.tenant} in {place.region}
@@ -146,10 +147,10 @@ Drafted from Triton {printable(server.version)} at {place.triton}, for tenant {p
 
 Next
   1. Name your Postgres in {config} (audit.database.dsn), then check all of it:
-       warden config check {config} && warden policy test {bundle}
-  2. Prepare the database:       warden db upgrade{option}
-  3. Issue the first API key:    warden keys issue --tenant {place.tenant} --name first{option}
-  4. Start the sidecar:          warden serve{option}
+       {warden} config check {config} && {warden} policy test {bundle}
+  2. Prepare the database:       {warden} db upgrade{option}
+  3. Issue the first API key:    {warden} keys issue --tenant {place.tenant} --name first{option}
+  4. Start the sidecar:          {warden} serve{option}
   5. Point clients at 127.0.0.1:8011 instead of {place.triton}; give them the key as x-api-key when you can.
-  6. See what would have been refused (would_refuse), and when nothing is left that shouldn't be, set mode: enforce
-       warden audit search --since 1h --json{option}"""
+  6. See what would have been refused ("would be"), and when nothing is left that shouldn't be, set mode: enforce
+       {warden} audit search --since 1h{option}"""

@@ -15,7 +15,7 @@ from sidecar.core.reasons import Code
 __all__ = ["harmless", "told", "told_whole"]
 
 _COLUMNS: Final = ("started_at", "tenant", "who", "model", "outcome", "why")
-_PADDED: Final = 16  # characters a column is widened to for its neighbours' sake; a longer value is never cut
+_PADDED: Final = 24  # characters a column is widened to for its neighbours' sake; a longer value is never cut
 _NARROWEST: Final = 20  # characters of a line, on whatever terminal
 _INDENT: Final = "    "
 
@@ -31,6 +31,8 @@ def told(found: Sequence[Found], width: int | None, *, reveal: bool) -> list[Tex
     for record, row in zip(found, rows, strict=True):
         shape = record.shape()
         first = "  ".join(cell.ljust(widths[column]) for column, cell in enumerate(row)).rstrip()
+        if width is not None and len(first) > width:  # in line with its neighbours only where that leaves it one line
+            first = "  ".join(filter(None, row))
         lines += (Text(line) for line in _fitted(first, width))
         lines += (Text(line, style="dim") for line in _fitted(f"  {_numbers(shape)}", width))
         if reveal:

@@ -145,6 +145,13 @@ class Governor:
         found = self._ports.identity.identify(credential, at.wall)
         return found if isinstance(found, Denial) and found.reason in WITHDRAWN else None
 
+    def tenant(self, credential: Credential | Denial, at: Instant) -> str:
+        """Whose call this is; "" where nobody is known (to ``observe``, which goes on all the same)."""
+        if isinstance(credential, Denial):
+            return ""
+        who = self._ports.identity.identify(credential, at.wall)
+        return "" if isinstance(who, Denial) else who.tenant
+
     # --- the one order ---------------------------------------------------------------------------------------------
 
     def open(self, call: Call, at: Instant) -> Recorded | Refused:

@@ -72,7 +72,7 @@ class Sidecar:
             now=clock.now,
             ids=rooms.ids,
             bounds=Bounds(
-                message_bytes=min(bounds.message_bytes, bounds.buffer_bytes),  # one that never fits is too large
+                message_bytes=min(bounds.message_bytes, self.budget.share),  # one that never fits is too large
                 stream_bytes=bounds.stream_bytes,
                 calls_per_stream=bounds.calls_per_stream,
                 blocked_write=bounds.blocked_write,

@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sidecar.runtime import drain, tls
 from sidecar.runtime.compose import StartError, check
@@ -20,7 +20,12 @@ from sidecar.runtime.lifecycle import Sidecar
 from sidecar.runtime.settings import Settings
 from sidecar.telemetry import logs
 
+if TYPE_CHECKING:
+    import grpc.aio
+
 _LOG: Final = logging.getLogger("warden.lifecycle")
+_LOOK: Final = 1.0  # seconds between two looks at the portable wire's own port
+_REFUSALS: Final = 2  # in a row, until it counts as closed
 _RUN_PREFIX = "warden-"
 
 
@@ -54,8 +59,12 @@ def _claimable(address: str) -> None:
         raise StartError(f"listen.grpc: cannot listen on {address}: {fault.strerror}") from fault
 
 
-def serve_grpc(settings: Settings, config: Path) -> None:
-    """The portable wire, in this process, until SIGTERM or SIGINT. Raises ``StartError``."""
+def serve_grpc(settings: Settings, config: Path) -> bool:
+    """The portable wire, in this process, until SIGTERM or SIGINT. Raises ``StartError``.
+
+    False where its server ended by itself: one request whose path is not UTF-8 ends grpc.aio's (grpcio 1.85), and
+    nothing can be put before it. The process must end then, so that what runs it starts another.
+    """
     logs.setup()
     section = settings.listen.tls
     if section is not None and section.client_ca_file is not None and not section.require_client_certificate:
@@ -65,10 +74,10 @@ def serve_grpc(settings: Settings, config: Path) -> None:
         )
     command = (sys.executable, "-m", "sidecar.cli.main", "ship", "--config", str(config.resolve()))
     sidecar = Sidecar(settings, (command, dict(os.environ)))
-    asyncio.run(_serve_grpc(sidecar))
+    return asyncio.run(_serve_grpc(sidecar))
 
 
-async def _serve_grpc(sidecar: Sidecar) -> None:
+async def _serve_grpc(sidecar: Sidecar) -> bool:
     import grpc.aio  # noqa: PLC0415 — not on the production wire
 
     from sidecar.transports.grpc_aio import WardenInterceptor, server_options  # noqa: PLC0415
@@ -87,10 +96,43 @@ async def _serve_grpc(sidecar: Sidecar) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        await stop.wait()
+        asked = asyncio.create_task(stop.wait(), name="signal")
+        ended = asyncio.create_task(_ended(server), name="server")
+        closed = asyncio.create_task(_closed(settings.listen.grpc), name="port")
+        await asyncio.wait({asked, ended, closed}, return_when=asyncio.FIRST_COMPLETED)
+        by_itself = not asked.done()
+        closed.cancel()
         await asyncio.to_thread(sidecar.drain.run)
         await server.stop(grace=1.0)
         await asyncio.to_thread(sidecar.stop)
+        stop.set()
+        await asyncio.wait({asked, ended, closed})
+        return not by_itself
+
+
+async def _ended(server: grpc.aio.Server) -> None:
+    """Until the server has stopped; logged where a fault of its own made it stop."""
+    try:
+        await server.wait_for_termination()
+    except Exception:  # noqa: BLE001 — grpc.aio raises here whatever ended its loop
+        _LOG.exception("server.failed")
+
+
+async def _closed(address: str) -> None:
+    """Until nobody listens there: a server that failed takes nobody any more, and says so once its last call ended."""
+    host, _, port = address.rpartition(":")
+    refused = 0
+    while refused < _REFUSALS:
+        await asyncio.sleep(_LOOK)
+        try:
+            _, connection = await asyncio.open_connection(host.strip("[]"), int(port))
+        except ConnectionRefusedError:
+            refused += 1
+        except OSError:  # of ours: no descriptor is left, say
+            continue
+        else:
+            refused = 0
+            connection.close()
 
 
 def _refused(detail: str) -> None:

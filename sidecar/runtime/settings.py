@@ -168,12 +168,12 @@ class TelemetrySection(_Section):
 
 class BoundsSection(_Section):
     message_bytes: Size = 256 * 2**20
-    buffer_bytes: Size = 2**30  # all requests and responses in flight
+    buffer_bytes: Size = 2**30  # all requests and responses in flight; no tenant may hold more than half of it
     stream_bytes: Size = 64 * 2**20  # responses queued for one client; beyond it the client is cut off
     metadata_bytes: Size = 60 * 1024
     streams_per_connection: int = Field(default=1024, ge=1)
     calls_per_stream: int = Field(default=1024, ge=1)  # in flight at once on one ModelStreamInfer
-    blocked_write: Duration = 30.0  # a client that takes nothing for this long is cut off
+    blocked_write: Duration = 30.0  # a client that takes nothing, or stops amid a message, for this long is cut off
     call_timeout: Duration = 600.0  # where the client sets no deadline
     grace: Duration = 30.0  # for calls in flight on SIGTERM
 

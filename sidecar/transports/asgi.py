@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
@@ -12,7 +13,7 @@ from sidecar.core.model import Denial, MalformedRequest
 from sidecar.core.reasons import Reason
 from sidecar.transports import health, render, unary, xfcc
 from sidecar.transports.budget import Held
-from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services, governed, read
+from sidecar.transports.context import EXPIRED, FIRST_WORD, Bounds, RpcContext, Services, governed, read
 from sidecar.transports.departures import Departures
 from sidecar.transports.exchange import BLOCKED, CRASHED, NO_BUFFER
 from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
@@ -71,8 +72,8 @@ class AsgiWire:
             return
         status = unary.refuse(self._services, context)
         if status is None:
-            with Held(self._services.budget) as held:
-                body = _Body(receive, held, self._services.bounds.message_bytes, context.encoding)
+            with unary.hold(self._services, context) as held:
+                body = _Body(receive, held, self._services.bounds, context.encoding)
                 serve = self._stream if context.method.streaming else self._unary
                 with self._departures_here().watch(body.client_gone):
                     status = await serve(context, body, reply, held)
@@ -186,10 +187,11 @@ async def _fits(receive: Receive) -> bool:
 class _Body:
     """The request's messages as they arrive. What is held of them counts against the budget."""
 
-    def __init__(self, receive: Receive, held: Held, limit: int, encoding: str) -> None:
+    def __init__(self, receive: Receive, held: Held, bounds: Bounds, encoding: str) -> None:
         self._receive = receive
         self._held = held
-        self._frames = FrameReader(limit, encoding)
+        self._blocked = bounds.blocked_write
+        self._frames = FrameReader(bounds.message_bytes, encoding)
         self._whole = False
 
     async def client_gone(self) -> bool:
@@ -210,16 +212,15 @@ class _Body:
         """
         count = 0
         while True:
-            event = await self._receive()
+            event = await self._event()
             if event["type"] == "http.disconnect":
                 raise ClientGone
             data = event.get("body", b"")
-            if not self._held.take(len(data)):
-                raise BufferError
-            for message in self._frames.feed(data):
-                self._held.give(self._frames.wire_bytes)
-                if not self._held.take(len(message)):
-                    raise BufferError
+            self._take(len(data))
+            for flag, sent in self._frames.frames(data):
+                on_wire = self._frames.wire_bytes
+                message = sent if flag == 0 else await self._inflated(flag, sent)
+                self._held.give(on_wire if flag else on_wire - len(sent))
                 yield message
                 count += 1
                 if count == most:
@@ -228,6 +229,34 @@ class _Body:
                 self._whole = True
                 self._frames.end()
                 return
+
+    def _take(self, size: int) -> None:
+        if not self._held.take(size):
+            raise BufferError
+
+    async def _event(self) -> dict[str, Any]:
+        """The next one. Half a message that does not go on would be held until the deadline."""
+        if not self._frames.buffered:
+            return await self._receive()
+        try:
+            return await within(self._blocked, self._received())
+        except TimeoutError as fault:
+            raise MalformedRequest(
+                f"no more of a message came for {self._blocked:g} s", Reason.MEMORY_TENSOR
+            ) from fault
+
+    async def _received(self) -> dict[str, Any]:
+        return await self._receive()
+
+    async def _inflated(self, flag: int, message: bytes) -> bytes:
+        """Others have their turn between two pieces, each of which is taken from the budget first."""
+        whole = io.BytesIO()  # its value is not copied
+        for piece in self._frames.inflate(flag, message):
+            self._take(len(piece))
+            if whole.tell():
+                await asyncio.sleep(0)
+            whole.write(piece)
+        return whole.getvalue()
 
 
 class _Reply:

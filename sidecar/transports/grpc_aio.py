@@ -1,4 +1,9 @@
-"""The portable wire: a grpc.aio interceptor over bytes, for any grpc.aio server. Holds no rule of governance."""
+"""The portable wire: a grpc.aio interceptor over bytes, for any grpc.aio server. Holds no rule of governance.
+
+What gRPC's C library does before it hands a message over is beyond the budget: it decompresses by itself, up to
+``message_bytes`` each, and holds uploads that are not whole yet, up to ``streams_per_connection`` × ``message_bytes``
+for each connection. The production wire counts and times both.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +112,9 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         status = unary.refuse(self._services, rpc)
         if status is not None:
             return unary.Answer(None, status)
-        with Held(self._services.budget) as held, self._live.track(rpc.credential) as live:
+        held = unary.hold(self._services, rpc)
+        context.add_done_callback(lambda _: held.release())  # the answer is sent by then; here it is only returned
+        with self._live.track(rpc.credential) as live:
             try:
                 return await self._answer(rpc, context, held, live)
             except asyncio.CancelledError:
@@ -171,7 +178,7 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         return EXPIRED
 
     async def _relay(self, rpc: RpcContext, context: Context) -> render.Status:
-        with Held(self._services.budget) as held:
+        with unary.hold(self._services, rpc) as held:
             relay = StreamRelay(self._services, rpc, self._upstream, _writer(context), held, framed=False)
             with self._live.track(rpc.credential, relay.end_with, relay.idle) as live:
                 try:

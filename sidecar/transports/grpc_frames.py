@@ -14,6 +14,8 @@ PREFIX: Final = 5  # one byte "compressed", four bytes length, big endian
 _TIMEOUT_UNITS: Final = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _MAX_TIMEOUT_NS: Final = 10 * 365 * 86_400 * 10**9  # ten years: beyond it a deadline is none
 _WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+INFLATED: Final = 2**20  # bytes decompressed at once, some 3 ms
+_DEFLATED: Final = 2**16  # bytes given to zlib at once: it hands back what it didn't come to, and that is copied
 ENCODINGS: Final = ("identity", *_WINDOW)
 
 
@@ -50,6 +52,11 @@ class FrameReader:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Whole messages, in order. Raises ``MalformedRequest`` (too large, bad flag) or ``UnsupportedEncoding``."""
+        for flag, message in self.frames(data):
+            yield message if flag == 0 else b"".join(self.inflate(flag, message))
+
+    def frames(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """As ``feed``, but as they came: each with its flag, which other than 0 wants ``inflate``."""
         if data:
             self._parts.append(data)
             self._size += len(data)
@@ -69,31 +76,51 @@ class FrameReader:
             flag, message = joined[at], joined[at + PREFIX : at + self._need]
             self.wire_bytes = self._need
             at, self._need = at + self._need, PREFIX
-            yield message if flag == 0 else self._decompress(flag, message)
+            yield flag, message
         rest = joined[at:]
         self._parts, self._size = ([rest] if rest else []), len(rest)
 
-    def _decompress(self, flag: int, message: bytes) -> bytes:
+    def inflate(self, flag: int, message: bytes) -> Iterator[bytes]:
+        """A compressed message in pieces of at most ``INFLATED`` bytes, so that a small one can't grow unnoticed."""
         if flag != 1:
             raise MalformedRequest(f"gRPC frame flag {flag}; 0 or 1 expected")
         window = _WINDOW.get(self._encoding)
         if window is None:
             raise UnsupportedEncoding(self._encoding)
+        size = 0
         try:
-            stream = zlib.decompressobj(window)
-            plain = stream.decompress(message, self._limit + 1)
+            for piece in _inflated(zlib.decompressobj(window), message):
+                size += len(piece)
+                if size > self._limit:
+                    raise MalformedRequest(
+                        f"message over {self._limit} bytes once decompressed", Reason.REQUEST_TOO_LARGE
+                    )
+                yield piece
         except zlib.error as fault:
             raise MalformedRequest(f"{self._encoding} data cannot be read") from fault
-        if len(plain) > self._limit:
-            raise MalformedRequest(f"message over {self._limit} bytes once decompressed", Reason.REQUEST_TOO_LARGE)
-        if not stream.eof:
-            raise MalformedRequest(f"{self._encoding} data is cut short")
-        return plain
+        except EOFError as fault:
+            raise MalformedRequest(f"{self._encoding} data is cut short") from fault
 
     def end(self) -> None:
         """The stream has ended: raises ``MalformedRequest`` if it did so inside a message."""
         if self._size:
             raise MalformedRequest(f"the request ended inside a message ({self._size} of {self._need} bytes)")
+
+
+def _inflated(stream: zlib._Decompress, data: bytes) -> Iterator[bytes]:
+    """Raises ``EOFError`` where the data ends before its end mark."""
+    for start in range(0, len(data), _DEFLATED):
+        rest = data[start : start + _DEFLATED]
+        while rest and not stream.eof:
+            piece = stream.decompress(rest, INFLATED)
+            rest = stream.unconsumed_tail
+            if piece:
+                yield piece
+    while not stream.eof:  # all was given to zlib, which may still hold what one piece had no room for
+        piece = stream.decompress(b"", INFLATED)
+        if not piece:
+            raise EOFError
+        yield piece
 
 
 def parse_timeout(value: str) -> int | None:

@@ -121,8 +121,9 @@ class StreamRelay:
         except BufferError:
             return self._reject(NO_BUFFER)
         except UnsupportedEncoding as fault:
+            status = self._reject(unary.undecodable(str(fault)))
             self._ending = Denial(Reason.REQUEST_MALFORMED, "a later message of the stream cannot be decompressed")
-            return render.Status(Code.UNIMPLEMENTED, f"grpc-encoding {str(fault)[:64]!r} is not supported")
+            return status
         return None
 
     def _reject(self, denial: Denial) -> render.Status:

@@ -50,6 +50,16 @@ def miscounted(count: int) -> Denial:
     return Denial(Reason.REQUEST_MALFORMED, f"{found} in a unary call; exactly one expected")
 
 
+def undecodable(encoding: str) -> Denial:
+    """A message compressed as nobody here reads it; UNIMPLEMENTED, as gRPC prescribes (``compression.md``)."""
+    return Denial(Reason.METHOD_UNKNOWN, f"none takes grpc-encoding {encoding[:64]!r}", rule="grpc-encoding")
+
+
+def hold(services: Services, context: RpcContext) -> Held:
+    """What this RPC will take of the buffers counts as its tenant's."""
+    return Held(services.budget, services.governor.tenant(context.credential, services.now()))
+
+
 async def serve(
     services: Services, context: RpcContext, upstream: Upstream, held: Held, live: LiveRpc, message: bytes
 ) -> Answer:

@@ -38,7 +38,9 @@ _TRANSPORT: Final[tuple[tuple[str, frozenset[Code], Reason], ...]] = (
 _BEFORE: Final = re.compile(r"(?:in ensemble '[^']*', )?(?:\[request id: [^\]]*\] )?")
 # What tells of the server, not of the call: where a Python model raised, which inner model it was, and files' places.
 _TRACEBACK: Final = re.compile(r"\n\nAt:|\bAt:[ \t]*\r?\n|\bTraceback \(most recent call last\)")
-_INSTANCE: Final = re.compile(r"(?: for)? model instance '[^']*'")
+_INSTANCE: Final = re.compile(  # python_backend's words
+    r"(?<=Failed to process the request\(s\)) for (?:the )?model(?: instance)? '[^']*'|(?<=Stub process) '[^']*'"
+)
 _PATH: Final = re.compile(r"(?:\bfile:/*|(?<![\w/]))/(?:[^\s/'\",;:()<>\[\]]+/)+[^\s/'\",;:()<>\[\]]+")
 
 

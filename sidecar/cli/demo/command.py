@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from sidecar.cli.common import Exit, fail
+from sidecar.cli.common import Exit, fail, here, program
 
 DEFAULT_DIRECTORY: Final = Path(".demo")
 _WATCH_S: Final = 0.5  # seconds between two looks at the sidecar
@@ -75,15 +75,16 @@ def _where_next(console: Console, stack: object) -> None:
     assert isinstance(stack, Stack)
     info = stack.info
     key = info["tenants"]["acme"]["api_key"]
+    warden, config, bundle = program(), here(stack.config), here(stack.bundle)
     console.print(
         f"""
 [bold]It stays up until Ctrl-C. Where to go next[/bold]
    gRPC, for any Triton client     {info["grpc"]}   header x-api-key: {key}
    metrics, readiness              http://{info["admin"]}/metrics   http://{info["admin"]}/readyz
-   everything else as JSON         {stack.directory / "demo.json"}
-   search the audit log            warden audit search --since 1h --config {info["config"]}
-   why is a call allowed           warden policy explain {info["bundle"]} --tenant birch --model rag --region eu-west-1
-   change a limit, watch it apply  edit {info["bundle"]}/plans.yaml
+   everything else as JSON         {here(stack.directory / "demo.json")}
+   search the audit log            {warden} audit search --since 1h --config {config}
+   why is a call allowed           {warden} policy explain {bundle} --tenant birch --model rag --region eu-west-1
+   change a limit, watch it apply  edit {bundle}/plans.yaml
 """,
         highlight=False,
         soft_wrap=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from sidecar.cli.common import here, program
 from sidecar.cli.demo.caller import Answer, Caller
 from sidecar.cli.demo.stack import Stack
 
@@ -165,13 +167,25 @@ class Tour:
     # --- what is on record -----------------------------------------------------------------------------------------
 
     def _audit(self, *arguments: str) -> list[dict[str, Any]]:
-        command = [sys.executable, "-m", "sidecar.cli.main", "audit", *arguments, "--config", str(self._stack.config)]
-        done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
-        _must(done.returncode == 0, done.stderr.strip())
+        done = self._run(*arguments, "--json", stdout=subprocess.PIPE)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
+    def _show(self, *arguments: str) -> None:
+        """The command and what it prints: its own output, on the same terminal or pipe as ours."""
+        typed = f"{program()} audit {shlex.join(arguments)} --config {here(self._stack.config)}"
+        self._console.print(f"[dim]$ {escape(typed)}[/dim]", highlight=False, soft_wrap=True)
+        sys.stdout.flush()
+        self._run(*arguments, stdout=None)
+
+    def _run(self, *arguments: str, stdout: int | None) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sidecar.cli.main", "audit", *arguments, "--config", str(self._stack.config)]
+        done = subprocess.run(  # noqa: S603 — our own command
+            command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
+        _must(done.returncode == 0, done.stderr.strip())
+        return done
+
     def _search(self) -> None:
-        self._console.print("   [dim]$ warden audit search --since 10m[/dim]")
         story = self._story.trace_id if self._story else ""
         wanted = {**self._refused, story: ""}
         deadline = time.monotonic() + _WAIT_S
@@ -183,14 +197,7 @@ class Tour:
             if not missing or time.monotonic() > deadline:
                 break
             time.sleep(_POLL_S)
-        table = Table("time", "tenant", "method", "model", "outcome", "reason", "tokens in/out")
-        for record in sorted(found.values(), key=lambda record: str(record["started_at"])):
-            tokens = f"{record['input_tokens']}/{record['output_tokens']}" if record["output_tokens"] else ""
-            cells = (record[name] or "" for name in ("tenant", "method", "model", "outcome", "reason"))
-            table.add_row(
-                str(record["started_at"])[11:19], *(escape(str(cell)).rpartition("/")[2] for cell in cells), tokens
-            )
-        self._console.print(table)
+        self._show("search", "--since", "10m")
         _must(not missing, f"{len(missing)} of {len(wanted)} calls are not on record")
         wrong = [reason for trace, reason in self._refused.items() if found[trace]["reason"] != reason]
         _must(not wrong, f"recorded with another reason: {', '.join(wrong)}")
@@ -199,16 +206,11 @@ class Tour:
     def _reveal(self) -> None:
         _must(self._story is not None, "there is no call to reveal")
         assert self._story is not None
-        self._console.print(
-            f"   [dim]$ warden audit search --trace {self._story.trace_id[:8]}… --reveal --reason 'demo tour'[/dim]"
-        )
-        records = self._audit("search", "--trace", self._story.trace_id, "--reveal", "--reason", "demo tour")
+        asked = ("search", "--trace", self._story.trace_id, "--reveal", "--reason", "demo tour")
+        self._show(*asked)
+        records = self._audit(*asked)
         _must(len(records) == 1, f"{len(records)} records of one call")
         record = records[0]
-        shown = ("tenant", "principal", "subject", "region", "jurisdiction", "rule", "prompt", "output", "input_tokens",
-                 "output_tokens", "ttft_ms", "position")  # fmt: skip
-        for name in shown:
-            self._console.print(f"   [cyan]{name:>13}[/cyan]  {escape(str(record[name]))}")
         _must(record["prompt"] == _PROMPT, "the recorded prompt is another")
         _must(record["output"] == self._story.text, "the recorded output is not what was streamed")
 

@@ -16,7 +16,7 @@ from pyqwest import HTTPVersion, StreamError, SyncClient, SyncHTTPTransport
 from tests.support import h2
 from tests.support.kserve import field, packed, request
 from tests.support.sidecar import INFER, STREAM, Bare, Launch, Sidecar, echo, slow
-from tests.support.stack import eventually
+from tests.support.stack import Triton, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -78,6 +78,51 @@ class TestMessages:
         answer = bare.unary(numbers(bytes(8), [1, 2]), sidecar.headers())
         assert answer.code == "INVALID_ARGUMENT"
         assert "shape" in answer.text
+
+
+def classified(message: Any, output: str, count: int) -> bytes:
+    message.outputs.add(name=output).parameters["classification"].int64_param = count
+    return bytes(message.SerializeToString())
+
+
+def in_sequence(message: Any, name: str) -> bytes:
+    message.parameters["sequence_id"].string_param = name
+    message.parameters["sequence_start"].bool_param = True
+    return bytes(message.SerializeToString())
+
+
+# What ends Triton 2.51, at once or minutes later; or what it reads as another number.
+FATAL = {
+    "classes of strings": classified(request("echo", ("text", "BYTES", [1], packed(b"x"))), "text", 1),
+    "more classes than an int": classified(
+        request("vision", ("image", "FP32", [1, 3, 224, 224], bytes(4 * 3 * 224 * 224))), "scores", 2**32 + 1
+    ),
+    "a number's sequence by name": in_sequence(request("counter", ("number", "INT32", [1, 1], bytes(4))), "x" * 64),
+}
+
+
+class TestFatal:
+    @pytest.mark.parametrize("name", FATAL)
+    def test_what_kills_triton_does_not_reach_it(self, sidecar: Sidecar, bare: Bare, triton: Triton, name: str) -> None:
+        answer = bare.unary(FATAL[name], sidecar.headers())
+        assert (answer.code, answer.told().reason) == ("PERMISSION_DENIED", "PARAMETER_NOT_ALLOWED")
+        stream = bare.stream([FATAL[name]], sidecar.headers())
+        (told,) = stream
+        assert told.error_message == answer.text
+        assert stream.answer().code == "OK"
+        with Bare(triton.grpc) as direct:
+            assert direct.unary(echo(), {}).code == "OK"
+
+    def test_where_a_model_raised_is_not_told(self, sidecar: Sidecar, bare: Bare) -> None:
+        message = request(
+            "rag", ("text_input", "BYTES", [1], packed(b"\xff")), ("max_tokens", "INT32", [1], b"\x04\0\0\0")
+        )
+        answer = bare.unary(message.SerializeToString(), sidecar.headers())
+        (in_band,) = bare.stream([message.SerializeToString()], sidecar.headers())
+        for told in (answer.text, in_band.error_message):
+            assert "can't decode byte 0xff" in told
+            assert not [word for word in ("At:", "model.py", "retrieve_0", "\n") if word in told], told
+        assert sidecar.record(answer.call_id)["outcome"] == "failed"
 
 
 class TestCounts:

@@ -19,6 +19,7 @@ from sidecar.cli.demo.otlp import OtlpReceiver
 from sidecar.cli.demo.ports import free_ports
 from sidecar.cli.demo.stack import Parts
 from sidecar.cli.demo.triton import start_triton
+from tests.support import h2
 from tests.support.postgres import Server
 from tests.support.sidecar import Launch, Sidecar, echo, ended, hold, said, slow
 from tests.support.stack import ROOT, eventually
@@ -93,6 +94,27 @@ class TestDrain:
         assert (record["outcome"], record["reason"]) == ("failed", "DRAINING")
         assert record["output"].startswith(read)
         assert len(record["output"]) - len(read) < 200  # some words were on their way
+
+
+class TestServerLost:
+    def test_ends_the_process_that_would_serve_nobody(self, own: Launch) -> None:
+        """A path that is not UTF-8 ends grpc.aio's server; Kubernetes starts another once its process has ended."""
+        sidecar = own()
+        with sidecar.bare() as bare:
+            under_way = bare.begin(hold(5_000), sidecar.headers())
+            eventually(lambda: sidecar.metric("warden_in_flight_calls") == 1, what="1 in flight")
+            headers = [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
+            h2.ends(sidecar.grpc, b"/x\xff", headers, within_s=5)
+            if sidecar.wire == "envoy":
+                assert bare.unary(echo(), sidecar.headers()).code == "OK"
+                return
+            answer = ended(under_way)
+            assert answer.code == "OK"
+            assert sidecar.stack.process.wait(15) == 1
+        sidecar.stack.start_warden()
+        with sidecar.bare() as bare:
+            assert bare.unary(echo(), sidecar.headers()).code == "OK"
+        assert sidecar.record(answer.call_id)["outcome"] == "completed"
 
 
 class TestKill:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from audit.follow import write_shipped
+from audit.ship import Item
 from tests.support.store import FakeJournal, Shipping, completed, event, refused, wait_until
 
 NOBODY = "postgresql://127.0.0.1:1/none"
@@ -34,3 +36,18 @@ def test_an_oldest_entry_that_cannot_be_read_has_no_age(tmp_path: Path) -> None:
     with Shipping(journal, NOBODY, tmp_path) as shipping:
         wait_until(lambda: shipping.shipper.status.last_error is not None and shipping.shipper._measured_at > 0)
         assert shipping.shipper.status.oldest_unshipped_at is None
+
+
+class Sealed(FakeJournal):
+    """A journal whose entries can't be read, as under another key."""
+
+    def read(self, limit: int) -> Sequence[Item]:
+        raise OSError("sealed under another root key")
+
+
+def test_a_journal_that_cannot_be_read_does_not_keep_the_database_from_being_asked(tmp_path: Path) -> None:
+    journal = Sealed()
+    journal.append(event())
+    with Shipping(journal, NOBODY, tmp_path) as shipping:
+        wait_until(lambda: shipping.shipper.status.last_error is not None)
+        assert "connection" in str(shipping.shipper.status.last_error)

@@ -41,6 +41,18 @@ def test_a_record_is_two_lines_that_fit_80_columns() -> None:
     ]
 
 
+def test_a_line_that_does_not_fit_in_columns_stays_one_line_without() -> None:
+    long = found(key_id="", principal="alice@acme.example", model="", method="/inference.X/ModelStreamInfer")
+    short = found(outcome="refused", reason="METHOD_NOT_ALLOWED")
+    assert lines(long, short, width=80)[::2] == [
+        "2026-11-30T11:55:07Z  acme  alice@acme.example  ModelStreamInfer  completed",
+        "2026-11-30T11:55:07Z  acme  abcdefghijkl  chat  refused  METHOD_NOT_ALLOWED",
+    ]
+    assert lines(long, short, width=120)[2] == (
+        "2026-11-30T11:55:07Z  acme  abcdefghijkl        chat              refused    METHOD_NOT_ALLOWED"
+    )
+
+
 @pytest.mark.parametrize("width", [None, 200, 80, 40, 10])
 def test_nothing_is_cut_at_any_width(width: int | None) -> None:
     long = found(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from sidecar.transports import health
 from sidecar.transports.asgi import AsgiWire
 from sidecar.transports.departures import Departures
 from sidecar.transports.exchange import DRAINED
-from sidecar.transports.grpc_frames import FrameReader, frame
+from sidecar.transports.grpc_frames import INFLATED, FrameReader, frame
 from sidecar.transports.live import LiveRpcs
 from sidecar.triton.protos import ModelStreamInferResponse
 from tests.support import kserve
@@ -28,6 +29,7 @@ WATCH = "/grpc.health.v1.Health/Watch"
 REQUEST: bytes = kserve.chat(b"hello", stream=False).SerializeToString()
 ANSWER: bytes = kserve.response(("text_output", "BYTES", [1], kserve.packed(b"hi"))).SerializeToString()
 TOKEN = kserve.streamed(kserve.response(("text_output", "BYTES", [1], kserve.packed(b"a"))), final=True)
+KEY = ((b"x-api-key", b"key"),)
 DISCONNECT = {"type": "http.disconnect"}
 
 
@@ -380,7 +382,7 @@ async def test_a_stream_is_answered_in_frames() -> None:
 
 
 async def test_a_long_stream_does_not_use_up_the_budget_by_and_by() -> None:
-    request = Request(FakeUpstream([TOKEN]), buffer=4 * len(REQUEST), bounds=replace(BOUNDS, calls_per_stream=1))
+    request = Request(FakeUpstream([TOKEN]), buffer=8 * len(REQUEST), bounds=replace(BOUNDS, calls_per_stream=1))
     await request("ModelStreamInfer", *(body(frame(REQUEST), more=True) for _ in range(30)), body())
     assert (request.status, len(request.messages)) == ("0", 30)
     request.world.assert_even()
@@ -480,3 +482,61 @@ async def test_grpc_over_http_1_is_refused_where_its_client_sees_it() -> None:
     assert start["status"] == 501
     assert "HTTP/2" in json.loads(answer["body"])["detail"]
     assert not request.upstream.calls
+
+
+# --- what uploads may hold ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ModelInfer", "ModelStreamInfer"])
+async def test_an_upload_that_stands_still_is_ended(name: str) -> None:
+    """Else half a message would be held until the deadline, and its room kept from others."""
+    request = Request(bounds=replace(BOUNDS, blocked_write=0.05))
+    await asyncio.wait_for(request(name, body(frame(REQUEST)[:-1], more=True), stays=True), 5)
+    assert request.status == "8"
+    assert b"no more of a message came" in dict(request.sent[-1]["headers"])[b"grpc-message"]
+    request.world.assert_even()
+
+
+async def test_a_stream_between_two_messages_may_stand_still() -> None:
+    request = Request(FakeUpstream([TOKEN]), bounds=replace(BOUNDS, blocked_write=0.05, call_timeout=0.3))
+    await asyncio.wait_for(request("ModelStreamInfer", body(frame(REQUEST), more=True), stays=True), 5)
+    assert request.status == "4"  # its deadline's
+    assert request.messages
+
+
+async def test_one_tenants_uploads_leave_room_for_the_others() -> None:
+    world = World(buffer=3 * len(REQUEST))
+    request = Request()
+    request.wire = AsgiWire(world.services, request.upstream, request.live)
+    await request("ModelInfer", body(frame(REQUEST) + frame(REQUEST)))
+    assert request.status == "8"
+    assert b"[MEMORY_TENSOR]" in dict(request.sent[-1]["headers"])[b"grpc-message"]
+    world.assert_even()
+
+
+def bomb(size: int) -> bytes:
+    grown = gzip.compress(bytes(size))
+    return b"\1" + len(grown).to_bytes(4, "big") + grown
+
+
+async def test_what_a_compressed_message_grows_to_is_of_the_budget() -> None:
+    bounds = replace(BOUNDS, message_bytes=20 * INFLATED)
+    request = Request(buffer=8 * INFLATED, bounds=bounds)
+    await request("ModelInfer", body(bomb(10 * INFLATED)), headers=(*KEY, (b"grpc-encoding", b"gzip")))
+    assert request.status == "8"
+    assert b"[MEMORY_TENSOR]" in dict(request.sent[-1]["headers"])[b"grpc-message"]
+    request.world.assert_even()
+
+
+async def test_others_have_their_turn_while_a_message_grows() -> None:
+    request = Request(buffer=100 * INFLATED, bounds=replace(BOUNDS, message_bytes=20 * INFLATED))
+    calling = asyncio.ensure_future(
+        request("ModelInfer", body(bomb(10 * INFLATED)), headers=(*KEY, (b"grpc-encoding", b"gzip")))
+    )
+    seen = set()
+    while not calling.done():
+        seen.add(request.world.budget.used // INFLATED)
+        await asyncio.sleep(0)
+    assert seen >= set(range(2, 10))
+    assert request.status == "3"  # zeros are no message
+    request.world.assert_even()

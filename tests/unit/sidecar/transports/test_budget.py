@@ -52,3 +52,17 @@ def test_two_loops_never_take_more_than_there_is() -> None:
         thread.join()
     assert budget.used == 0
     assert max(most) <= 100
+
+
+def test_no_tenant_can_lock_the_others_out() -> None:
+    budget = Budget(10)
+    with Held(budget, "acme") as first, Held(budget, "acme") as second, Held(budget, "globex") as other:
+        assert first.take(3)
+        assert second.take(2)
+        assert not second.take(1)
+        assert other.take(5)
+        assert not Held(budget).take(1)  # whoever's: the whole is spent
+        first.give(3)
+        assert second.take(3)
+    assert budget.used == 0
+    assert budget._shares == {}  # who holds nothing is not remembered

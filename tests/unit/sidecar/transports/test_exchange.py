@@ -104,6 +104,14 @@ def test_tritons_words_stand_where_no_reason_of_ours_fits() -> None:
     assert (status.code, status.message, status.details) == (3, "unexpected shape for input 'x'", b"")
 
 
+def test_where_a_model_raised_is_for_the_record_only() -> None:
+    world = World()
+    words = "ValueError: no\n\nAt:\n  /opt/models/inner/1/model.py(26): execute\n"
+    assert opened(world).ended(UpstreamEnd(13, words)).message == "ValueError: no"
+    _, settled = world.ports.entries[-1]
+    assert settled[2].internal == words  # type: ignore[index]  # call, output, outcome, usage
+
+
 def test_an_in_band_error_is_told_as_a_reason_of_ours_where_there_is_one() -> None:
     assert opened(World()).errored("out of memory") is None
     assert opened(World()).errored("Exceeds maximum queue size") == Denial(Reason.UPSTREAM_QUEUE_FULL, retry_after=1.0)

@@ -11,12 +11,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from sidecar.transports import grpc_aio
+from sidecar.transports import grpc_aio, grpc_frames
 from sidecar.transports.exchange import DRAINED
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.outbox import ClientGone
 from sidecar.triton.methods import HEALTH, KSERVE
-from tests.support import kserve
+from tests.support import h2, kserve
 from tests.support.wire import OK_END, FakeUpstream, World
 
 REQUEST: bytes = kserve.chat(b"hello", stream=False).SerializeToString()
@@ -39,6 +39,7 @@ class Wire:
     async def client(self) -> AsyncIterator[grpc.aio.Channel]:
         server = grpc.aio.server(interceptors=[self.interceptor], options=self._options)
         port = server.add_insecure_port("127.0.0.1:0")
+        self.address = f"127.0.0.1:{port}"
         await server.start()
         try:
             # Not a channel of the process' shared pool: another test's server may have had this port.
@@ -178,3 +179,32 @@ async def test_a_watch_ends_with_its_client_and_with_a_drain() -> None:
         wire.live.cut_idle(DRAINED)
         assert await staying.code() is grpc.StatusCode.UNAVAILABLE
     assert (len(wire.live), wire.world.crashes) == (0, [])
+
+
+async def test_an_answer_counts_until_its_client_has_it() -> None:
+    """A client that reads nothing is sent 64 KiB (HTTP/2's first window); the rest waits here."""
+    answer = bytes(300_000)
+    wire = Wire(FakeUpstream([answer, OK_END]))
+    async with wire.client():
+        host, port = wire.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", INFER.encode()),
+            (b":authority", b"x"),
+            (b"content-type", b"application/grpc"),
+            (b"te", b"trailers"),
+            (b"x-api-key", b"key"),
+        ]
+        block = b"".join(h2.literal(*field) for field in head)
+        writer.write(h2.PREFACE + h2.frame(h2.SETTINGS, 0, 0, b""))
+        writer.write(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, block))
+        writer.write(h2.frame(h2.DATA, h2.END_STREAM, 1, grpc_frames.frame(REQUEST)))
+        await reader.readexactly(60_000)
+        assert set(wire.world.outcomes.values()) == {("completed", "")}
+        assert wire.world.budget.used >= len(answer)
+        writer.close()
+        while wire.world.budget.used:
+            await asyncio.sleep(0)
+    wire.world.assert_even()

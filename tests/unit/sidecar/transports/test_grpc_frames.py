@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import random
 import time
 import zlib
+from collections.abc import Callable
 
 import pytest
 
@@ -12,6 +14,7 @@ from sidecar.core.model import MalformedRequest
 from sidecar.core.reasons import Reason
 from sidecar.transports.grpc_frames import (
     ENCODINGS,
+    INFLATED,
     FrameReader,
     UnsupportedEncoding,
     decode_message,
@@ -177,3 +180,20 @@ def test_a_status_text_is_bounded_and_never_fails() -> None:
     assert len(encode_message("x" * 10_000)) == 4096
     assert encode_message("\ud800").isascii()
     assert decode_message("%FF%zz") == "\ufffd%zz"
+
+
+@pytest.mark.parametrize("size", [0, 1, INFLATED, INFLATED + 1, 5 * INFLATED])
+@pytest.mark.parametrize("fill", [bytes, random.Random(1).randbytes], ids=["zeros", "noise"])
+def test_a_compressed_message_grows_in_bounded_pieces(size: int, fill: Callable[[int], bytes]) -> None:
+    plain = fill(size)
+    frames = FrameReader(5 * INFLATED, "gzip")
+    found = list(frames.inflate(1, gzip.compress(plain)))
+    assert b"".join(found) == plain
+    assert max(map(len, found), default=0) <= INFLATED
+
+
+def test_a_bomb_is_put_out_as_soon_as_it_is_over_the_limit() -> None:
+    grown = FrameReader(2 * INFLATED, "gzip").inflate(1, gzip.compress(bytes(100 * INFLATED)))
+    assert [len(next(grown)), len(next(grown))] == [INFLATED, INFLATED]
+    with pytest.raises(MalformedRequest, match="once decompressed"):
+        next(grown)

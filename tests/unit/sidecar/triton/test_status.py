@@ -72,7 +72,7 @@ def test_in_band_only_tritons_own_beginning_counts(text: str, reason: Reason | N
 
 
 RAISED = (
-    "in ensemble 'rag', Failed to process the request(s) for model instance 'retrieve_0_0', message: ValueError: no"
+    "in ensemble 'rag', Failed to process the request(s) for model 'retrieve_0_0', message: ValueError: no"
     "\n\nAt:\n  /opt/models/retrieve/1/model.py(26): execute\n"
 )
 
@@ -81,6 +81,12 @@ RAISED = (
     ("text", "told"),
     [
         (RAISED, "in ensemble 'rag', Failed to process the request(s), message: ValueError: no"),
+        (
+            "Failed to process the request(s) for model instance 'm_0', message: no",
+            "Failed to process the request(s), message: no",
+        ),
+        ("Stub process 'retrieve_0_0' is not healthy.", "Stub process is not healthy."),
+        ("for model 'chat', use 'x'", "for model 'chat', use 'x'"),
         ("bad At:\n  /opt/m/model.py(3): execute", "bad"),
         ('boom\nTraceback (most recent call last):\n  File "/a/b.py", line 3', "boom"),
         ("unable to open '/mnt/models/chat/1/model.onnx': denied", "unable to open '(a path)': denied"),
@@ -97,7 +103,7 @@ def test_what_tells_of_the_server_is_left_out(text: str, told: str | None) -> No
     assert translate_in_band(text) == Translated(Code.UNKNOWN, expected, None)
 
 
-@pytest.mark.parametrize("text", ["/-" * 50_000 + "/", "\n" * 100_000, "model instance '" * 7_000, "At:" * 30_000])
+@pytest.mark.parametrize("text", ["/-" * 50_000 + "/", "\n" * 100_000, "Stub process '" * 7_000, "At:" * 30_000])
 def test_long_texts_take_no_long(text: str) -> None:
     started = time.process_time()
     translate_in_band(text)
