@@ -146,11 +146,9 @@ class Governor:
         return found if isinstance(found, Denial) and found.reason in WITHDRAWN else None
 
     def tenant(self, credential: Credential | Denial, at: Instant) -> str:
-        """Whose call this is; "" where nobody is known (to ``observe``, which goes on all the same)."""
-        if isinstance(credential, Denial):
-            return ""
-        who = self._ports.identity.identify(credential, at.wall)
-        return "" if isinstance(who, Denial) else who.tenant
+        """On whose account the call is; those whom nobody knows, but ``observe`` lets pass, have one together."""
+        who = credential if isinstance(credential, Denial) else self._ports.identity.identify(credential, at.wall)
+        return OBSERVED.tenant if isinstance(who, Denial) else who.tenant
 
     # --- the one order ---------------------------------------------------------------------------------------------
 

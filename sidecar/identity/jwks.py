@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from jwt.exceptions import PyJWTError
 from sidecar.identity.compact import strict_json
 from sidecar.identity.fetch import Fetch, FileFetch, Unchanged, fetch_from
 
+_LOG: Final = logging.getLogger("warden.identity")
 MAX_SET: Final = 256 * 1024  # bytes of a JWK set
 MAX_KEYS: Final = 256
 MIN_RSA_BITS: Final = 2048  # RFC 7518 §3.3
@@ -212,7 +214,12 @@ class JwksRefresher:
     def _run(self, source: JwksSource) -> None:
         while not self._stopping.is_set():
             source.wanted.clear()
-            confirmed = source.refresh(self._clock())
+            try:
+                confirmed = source.refresh(self._clock())
+            except Exception as fault:  # noqa: BLE001 — a thread that died would miss every rotation, unnoticed
+                _LOG.error("jwks.crashed", exc_info=fault)
+                source.condition = Condition(source.condition.confirmed_at, f"crashed: {type(fault).__name__}")
+                confirmed = False
             # Random kids can't make us flood the issuer; a fault is retried at the same pace.
             if self._stopping.wait(source.cooldown):
                 return

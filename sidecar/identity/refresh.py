@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from sidecar.identity.denials import Age, DenyBook, DenyList
 from sidecar.identity.keys import KeyRing, KeyRow, KeySnapshot
 from sidecar.identity.persist import Kept, SnapshotFile
 
+_LOG: Final = logging.getLogger("warden.identity")
 CONNECT_TIMEOUT: Final = 3  # seconds
 STATEMENT_TIMEOUT_MS: Final = 10_000
 BACKOFF: Final = (0.1, 5.0)  # seconds: first and longest wait before connecting again
@@ -122,6 +124,9 @@ class KeyRefresher:
                 with self._connect() as connection:
                     self._follow(connection)
             except (psycopg.Error, OSError) as fault:
+                self._lost(fault)
+            except Exception as fault:  # noqa: BLE001 — a thread that died would leave revoked keys good, unnoticed
+                _LOG.error("keys.crashed", exc_info=fault)
                 self._lost(fault)
             # A connection that served resets the backoff; one that never did doubles it.
             wait = BACKOFF[0] if self._age is not before else min(2 * wait, BACKOFF[1])

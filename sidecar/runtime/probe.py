@@ -47,7 +47,11 @@ class UpstreamProbe:
             )
         )
         while not self._stopping.is_set():
-            ready, detail = self._ask(client)
+            try:
+                ready, detail = self._ask(client)
+            except Exception as fault:  # noqa: BLE001 — a thread that died would leave its last answer standing for good
+                _LOG.error("probe.crashed", exc_info=fault)
+                ready, detail = False, f"asking failed: {type(fault).__name__}"
             if ready is not self.ready:
                 logs.event(
                     _LOG, logging.INFO if ready else logging.WARNING, "upstream.ready", ready=ready, detail=detail

@@ -585,3 +585,10 @@ def test_a_tenant_that_may_do_nothing_is_told_so_though_its_message_was_not_read
     refused = Stage(ports).governor.open(a_call(message=b""), AT)
     assert isinstance(refused, Refused)
     assert refused.denial.reason is Reason.TENANT_SUSPENDED
+
+
+def test_a_call_is_on_its_tenants_account_and_the_unknown_share_one() -> None:
+    assert Stage().governor.tenant(a_call().credential, AT) == "acme"
+    assert observing().governor.tenant(Denial(Reason.CREDENTIAL_MISSING), AT) == "(observed)"
+    unknown = observing(denials={"identify": Denial(Reason.KEY_UNKNOWN)})
+    assert unknown.governor.tenant(a_call().credential, AT) == "(observed)"

@@ -12,7 +12,16 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import OKPAlgorithm
 
 from sidecar.identity.fetch import Unchanged
-from sidecar.identity.jwks import MAX_KEYS, MAX_SET, JwksRefresher, JwksSource, KeySet, parse_jwks, source_for
+from sidecar.identity.jwks import (
+    MAX_KEYS,
+    MAX_SET,
+    Condition,
+    JwksRefresher,
+    JwksSource,
+    KeySet,
+    parse_jwks,
+    source_for,
+)
 from tests.support.identity import NOW, FakeFetch, generate, jwk, jwks
 
 ALL = ("EdDSA", "ES256", "ES384", "RS256", "PS256")
@@ -171,6 +180,27 @@ def test_asking_within_the_cooldown_fetches_nothing() -> None:
     finally:
         refresher.stop()
     assert gate.fetches == 1
+
+
+def test_a_fetch_that_crashes_does_not_end_the_refreshing() -> None:
+    class Crashing(Gate):
+        def __call__(self) -> bytes:
+            if self.fetches == 0:
+                self.fetches += 1
+                self.fetched.release()
+                raise ZeroDivisionError
+            return super().__call__()
+
+    gate = Crashing()
+    source = JwksSource(gate, ALL, period=3600.0, cooldown=0.0)
+    refresher = JwksRefresher([source], lambda: NOW)
+    refresher.start()
+    try:
+        assert gate.fetched.acquire(timeout=5)
+        assert gate.fetched.acquire(timeout=5)
+    finally:
+        refresher.stop()
+    assert source.condition == Condition(NOW)
 
 
 def test_a_refresher_that_never_started_stops() -> None:

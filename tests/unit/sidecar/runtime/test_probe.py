@@ -84,3 +84,15 @@ def test_no_server_at_all_is_not_ready(probing: Callable[[int], UpstreamProbe]) 
     probe = probing(free_port())
     wait_until(lambda: probe.detail != "not asked yet")
     assert not probe.ready
+
+
+def test_a_crash_of_one_look_is_not_ready_and_does_not_end_the_looking(
+    triton: Triton, probing: Callable[[int], UpstreamProbe], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = probing(triton.port)
+    wait_until(lambda: probe.ready)
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "_ask", lambda _: 1 // 0)
+        wait_until(lambda: probe.detail == "asking failed: ZeroDivisionError")
+        assert not probe.ready
+    wait_until(lambda: probe.ready)
