@@ -14,7 +14,7 @@ PREFIX: Final = 5  # one byte "compressed", four bytes length, big endian
 _TIMEOUT_UNITS: Final = {"H": 3_600_000_000_000, "M": 60_000_000_000, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _MAX_TIMEOUT_NS: Final = 10 * 365 * 86_400 * 10**9  # ten years: beyond it a deadline is none
 _WINDOW: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-INFLATED: Final = 2**20  # bytes decompressed at once, some 3 ms
+INFLATED: Final = 2**17  # bytes decompressed at once, less than a millisecond
 _DEFLATED: Final = 2**16  # bytes given to zlib at once: it hands back what it didn't come to, and that is copied
 ENCODINGS: Final = ("identity", *_WINDOW)
 

@@ -113,6 +113,7 @@ def unary_refusals() -> dict[Reason, tuple[str, bytes, dict[str, str]]]:
 
 
 REFUSALS = unary_refusals()
+BEFORE_READING = {Reason.TENANT_UNKNOWN, Reason.TENANT_SUSPENDED}  # whatever is said, so nothing of it is read
 NEVER = {
     Reason.RATE_TOKENS,
     Reason.MEMORY_KV,
@@ -134,7 +135,17 @@ class TestRefusals:
         record = sidecar.record(answer.call_id)
         assert (record["outcome"], record["reason"]) == ("refused", reason)
 
-    @pytest.mark.parametrize("reason", REFUSALS, ids=str)
+    @pytest.mark.parametrize("reason", sorted(BEFORE_READING), ids=str)
+    def test_a_stream_of_who_may_do_nothing(self, sidecar: Sidecar, bare: Bare, reason: Reason) -> None:
+        tenant, message, more = REFUSALS[reason]
+        stream = bare.stream([message, message], {**sidecar.headers(tenant), **more})
+        assert list(stream) == []
+        answer = stream.answer()
+        assert (answer.code, answer.told().reason) == (REASONS[reason].code.name, reason)
+        record = sidecar.record(answer.call_id)
+        assert (record["outcome"], record["reason"], record["tenant"]) == ("refused", reason, tenant)
+
+    @pytest.mark.parametrize("reason", sorted(REFUSALS.keys() - BEFORE_READING), ids=str)
     def test_in_band_in_a_living_stream(self, sidecar: Sidecar, bare: Bare, reason: Reason) -> None:
         tenant, message, more = REFUSALS[reason]
         named = _with_id(message, "refused-1")
