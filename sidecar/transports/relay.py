@@ -40,6 +40,7 @@ class StreamRelay:
         self._slots = asyncio.Semaphore(services.bounds.calls_per_stream)
         self._sequences: dict[object, asyncio.Task[None]] = {}
         self._calls: dict[asyncio.Task[None], Exchange] = {}
+        self._finishing = False
         self._ending = CANCELLED  # what a call is told when its task is cancelled
 
     async def run(self, messages: AsyncIterator[bytes]) -> render.Status:
@@ -69,6 +70,7 @@ class StreamRelay:
 
     async def _finish(self, status: render.Status | None, pump: asyncio.Task[Denial | None]) -> render.Status:
         """The client sends no more. ``status`` None: wait for what is under way, else end with it."""
+        self._finishing = True
         if status is not None:
             await self._end()
         while self._calls and not pump.done():
@@ -97,8 +99,8 @@ class StreamRelay:
                     exchange.failed(self._ending)
 
     def idle(self) -> bool:
-        """Whether no call is under way and all that was answered is written."""
-        return not self._calls and self._outbox.idle
+        """Whether no call is under way, all that was answered is written, and yet the client may say more."""
+        return not self._finishing and not self._calls and self._outbox.idle
 
     def end_with(self, denial: Denial) -> None:
         """We end the RPC (a drain, a revocation): what is cancelled from now on failed with ``denial``."""

@@ -572,3 +572,20 @@ async def test_cancelling_while_entries_are_being_made_durable_settles() -> None
     assert rpc.upstream.calls == []
     rpc.world.assert_even()
     await quiet()
+
+
+async def test_a_stream_whose_client_has_half_closed_is_never_idle_only_ending() -> None:
+    """A drain cuts idle streams at once; one that was all answered was told UNAVAILABLE where it looked just then."""
+    last = asyncio.Event()
+    world, client = World(), FakeClient()
+    with Held(world.budget) as held:
+        upstream = FakeUpstream([token(b"a"), last, FINAL])
+        relay = StreamRelay(world.services, world.context(STREAM_INFER), upstream, client.send, held, framed=False)
+        running = asyncio.ensure_future(relay.run(sending(ask(), held=held)))
+        await until(lambda: client.received)
+        last.set()
+        while not running.done():
+            assert not relay.idle()
+            await asyncio.sleep(0)
+    assert await running == render.OK
+    world.assert_even()
