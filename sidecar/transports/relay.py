@@ -221,7 +221,7 @@ class StreamRelay:
                 if exchange.unsettled and item.client_gone:
                     exchange.failed(self._context.gone(self._services.now()))
                 elif exchange.unsettled:
-                    self._upstream_ended(exchange, item)
+                    await self._upstream_ended(exchange, item)
                 return
             # After its final response a call is only drained.
             if exchange.unsettled and not await self._response(exchange, call, item, first=n == 1):
@@ -250,10 +250,13 @@ class StreamRelay:
             exchange.failed(full)
         return full is None  # there is no backpressure: what Triton still sends would pile up
 
-    def _upstream_ended(self, exchange: Exchange, end: UpstreamEnd) -> None:
+    async def _upstream_ended(self, exchange: Exchange, end: UpstreamEnd) -> None:
         """The upstream stream ended without a final response: well (nothing to say) or not (told in-band)."""
         status = exchange.ended(end)
-        if status.code != Code.OK:
+        unsafe = await durable(self._services, exchange)
+        if unsafe is not None:
+            self._tell(exchange, unsafe)
+        elif status.code != Code.OK:
             self._put(render.in_band_status(status, exchange.request_id))
 
     def _tell(self, exchange: Exchange, denial: Denial) -> None:

@@ -265,6 +265,16 @@ async def test_a_strict_call_whose_entries_may_be_lost_is_told_so(lost: int, tol
     rpc.world.assert_even()
 
 
+async def test_a_strict_calls_bad_end_waits_for_its_outcome_too() -> None:
+    """Triton's stream ends without a final response, and the outcome's entry would not outlive power."""
+    rpc = Rpc(FakeUpstream([token(b"a"), UpstreamEnd(Code.UNAVAILABLE, "GRPC server is shutting down")]))
+    answers = [done(None), done(NO_AUDIT)]
+    rpc.world.durable = lambda _: answers.pop(0)
+    assert await rpc.run(ask()) == render.OK
+    assert rpc.told == ["a", "AUDIT_UNAVAILABLE"]
+    rpc.world.assert_even()
+
+
 # --- refusals -----------------------------------------------------------------------------------------------------
 
 
