@@ -20,6 +20,7 @@ from sidecar.cli.demo.stack import AUDIENCE, ISSUER, JURISDICTION, REGION
 from sidecar.core.governor import Governor, Ports, Recorded
 from sidecar.core.model import Outcome, OutcomeKind
 from sidecar.identity import mint
+from sidecar.identity.denials import Age, DenyList
 from sidecar.runtime import clock, compose, settings
 from sidecar.transports.budget import Budget
 from sidecar.transports.context import Bounds, Services, read
@@ -56,6 +57,7 @@ class Rig:
     def __init__(self, directory: Path) -> None:
         loaded = settings.load(_configure(directory))
         self.rooms = compose.build(loaded)
+        self.rooms.denied.install(DenyList(), Age(time.time()))  # as a database with nothing revoked would
         for source in self.rooms.jwks:
             source.refresh(time.time())
         assert self.rooms.recorder.recovered() is None

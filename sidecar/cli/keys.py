@@ -1,4 +1,4 @@
-"""`warden keys`: issue, list, show, rotate and revoke API keys; a secret is printed once, when it is made."""
+"""`warden keys`: the life of API keys, from issue to revoke or expire; a secret is printed once, when it is made."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -29,9 +30,9 @@ from sidecar.identity.store import Issued, KeyEvent, KeyInfo, NewKey, Office, Re
 from sidecar.runtime import settings as settings_module
 from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import KeysSection, Settings, SettingsError
-from sidecar.triton.methods import ROLES
+from sidecar.triton.methods import METHODS, ROLES
 
-app = typer.Typer(no_args_is_help=True, help="API keys: issue, list, show, rotate, revoke.")
+app = typer.Typer(no_args_is_help=True, help="API keys: issue, list, show, rotate, revoke, expire.")
 
 _T = TypeVar("_T")
 _STATEMENT_MS = 5_000
@@ -61,6 +62,16 @@ def issue(
     roles: Annotated[str, typer.Option(help=ROLES_HELP)] = "tenant",
     config: ConfigOption = DEFAULT_CONFIG,
     *,
+    methods: Annotated[
+        str | None, typer.Option(help="Narrow it to these methods, such as ModelInfer,ModelStreamInfer.")
+    ] = None,
+    regions: Annotated[str | None, typer.Option(help="Narrow it to sidecars in these regions.")] = None,
+    cidr: Annotated[
+        str | None, typer.Option(help="Narrow it to callers from these networks, such as 10.0.0.0/8,2001:db8::/32.")
+    ] = None,
+    not_before: Annotated[
+        str | None, typer.Option(help="From when it works: a time such as 2027-01-01T00:00:00Z, or after 2h.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
 ) -> None:
     """Make a key and print it, once."""
@@ -74,6 +85,10 @@ def issue(
         expires_at=None if expires is None else at + _duration("--expires", expires),
         models=None if models is None else _names("--models", models),
         roles=known_roles(roles),
+        methods=None if methods is None else _methods(methods),
+        regions=None if regions is None else _names("--regions", regions),
+        networks=None if cidr is None else _networks(cidr),
+        not_before=None if not_before is None else moment("--not-before", not_before, at),
     )
     desk = _desk(config)
     with desk.transaction() as connection:
@@ -151,6 +166,22 @@ def revoke(key_id: KeyId, config: ConfigOption = DEFAULT_CONFIG, *, as_json: Jso
     _tell(info, as_json=as_json)
 
 
+@app.command()
+def expire(
+    key_id: KeyId,
+    when: Annotated[str, typer.Option("--when", help="A time, or how long from now; 0s is now.")] = "0s",
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Let a key end, now or at a time; calls under way are let finish (`revoke` ends them)."""
+    at = _now()
+    desk = _desk(config)
+    with desk.transaction() as connection:
+        info = _done(store.expire(connection, desk.office, key_id, moment("--when", when, at), at))
+    _tell(info, as_json=as_json)
+
+
 # --- the desk -----------------------------------------------------------------------------------------------------
 
 
@@ -181,9 +212,18 @@ def _desk(config: Path) -> _Desk:
     section = settings.identity.keys
     if section is None:
         fail(Exit.USAGE, f"{config}: identity.keys is not configured")
+    return _desk_of(settings, _pepper(section), section.environment)
+
+
+def token_desk(config: Path) -> _Desk:
+    """For steps in the life of tokens, which need no pepper."""
+    return _desk_of(load_settings(config), Secret(b""), "")
+
+
+def _desk_of(settings: Settings, pepper: Secret, environment: str) -> _Desk:
     office = Office(
-        pepper=_pepper(section),
-        environment=section.environment,
+        pepper=pepper,
+        environment=environment,
         randomness=secrets.token_bytes,
         record=record_key_event,
         actor=f"cli:{operator()}",
@@ -249,6 +289,37 @@ def _duration(option: str, value: str) -> timedelta:
     return timedelta(seconds=seconds)
 
 
+def moment(option: str, value: str, at: datetime) -> datetime:
+    """A time with its offset, or a duration after ``at``."""
+    if "T" not in value:
+        return at + _duration(option, value)
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        fail(
+            Exit.USAGE, f"{option}: {value!r} is neither a time such as 2027-01-01T00:00:00Z nor a duration such as 2h"
+        )
+    if found.tzinfo is None:
+        fail(Exit.USAGE, f"{option}: {value}: which time zone? End it with Z, or with an offset such as +01:00")
+    return found.astimezone(UTC)
+
+
+def _methods(value: str) -> tuple[str, ...]:
+    names = _names("--methods", value)
+    known = {method.name for method in METHODS.values()}
+    strange = [name for name in names if name not in known]
+    if strange:
+        fail(Exit.USAGE, f"--methods: no method {strange[0]}; there are {', '.join(sorted(known))}")
+    return names
+
+
+def _networks(value: str) -> tuple[str, ...]:
+    try:
+        return tuple(str(ip_network(name)) for name in _names("--cidr", value))
+    except ValueError as fault:
+        fail(Exit.USAGE, f"--cidr: {fault}")
+
+
 def _names(option: str, value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(","))
     if not all(name and name.isprintable() for name in names):
@@ -291,7 +362,11 @@ def _shape(info: KeyInfo, at: datetime) -> dict[str, Any]:
         "rotating_until": _iso(info.rotated_until),
         "models": None if info.models is None else list(info.models),
         "roles": list(info.roles),
+        "methods": None if info.methods is None else list(info.methods),
+        "regions": None if info.regions is None else list(info.regions),
+        "networks": None if info.networks is None else list(info.networks),
         "last_used_at": _iso(info.last_used_at),
+        "history": [dict(step) for step in info.history],
     }
 
 
@@ -301,7 +376,8 @@ def _tell(info: KeyInfo, *, as_json: bool) -> None:
         emit(shape)
         return
     for name, value in shape.items():
-        said = ", ".join(value) if isinstance(value, list) else value
+        told = [f"{step['kind']} {step['at']} by {step['actor']}" for step in value] if name == "history" else value
+        said = ", ".join(told) if isinstance(told, list) else told
         sys.stdout.write(f"{name:15} {said if said is not None else '-'}\n")
 
 

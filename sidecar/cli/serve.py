@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail, need
+from sidecar.runtime import dumps
 from sidecar.runtime.compose import StartError
 from sidecar.runtime.serve import serve_envoy, serve_grpc
 from sidecar.runtime.settings import SettingsError, load
@@ -23,6 +24,7 @@ def serve(
     wire: Annotated[Wire, typer.Option(help="envoy: the production wire. grpc: the portable one.")] = Wire.ENVOY,
 ) -> None:
     """Govern one Triton: the only way in. Runs until SIGTERM, then drains. Starts `warden ship` as its child."""
+    dumps.forbid()
     need(config)
     try:
         settings = load(config)

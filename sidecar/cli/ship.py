@@ -10,6 +10,7 @@ from audit.seal import KeyFault, load_root_key
 from audit.store import WrongJurisdictionError
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail
 from sidecar.cli.keys import load_settings
+from sidecar.runtime import dumps
 from sidecar.runtime.shipper import PARENT_VARIABLE
 from sidecar.runtime.shipping import AlreadyShippingError, bind_to_parent, load_sealer
 from sidecar.runtime.shipping import ship as run
@@ -21,6 +22,7 @@ def ship(config: ConfigOption = DEFAULT_CONFIG) -> None:
 
     Ends with the batch at hand on SIGTERM, and when the process that started it ends.
     """
+    dumps.forbid()
     stop = threading.Event()
     bind_to_parent(stop, int(os.environ.get(PARENT_VARIABLE, "0")) or None)
     ends = (signal.SIGTERM, signal.SIGINT)

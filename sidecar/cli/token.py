@@ -1,10 +1,12 @@
-"""`warden token`: sign short-lived tokens for development and operations, and make the key that signs them."""
+"""`warden token`: sign short-lived tokens, make the keys that sign them, revoke tokens of any issuer."""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +15,13 @@ import typer
 
 from policies.units import parse_duration
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, emit, fail
-from sidecar.cli.keys import ROLES_HELP, known_roles, load_settings, operator
+from sidecar.cli.keys import ROLES_HELP, known_roles, load_settings, moment, operator, token_desk
 from sidecar.identity import mint as minting
+from sidecar.identity import store
 from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import Settings, SigningSection
 
-app = typer.Typer(no_args_is_help=True, help="Tokens: make a signing key, mint a token.")
+app = typer.Typer(no_args_is_help=True, help="Tokens: make and rotate signing keys, mint and revoke tokens.")
 _LONGEST_S = 365 * 86_400
 
 
@@ -80,6 +83,105 @@ def init(
         fail(Exit.USAGE, f"{jwks}: {fault.strerror}")
 
 
+@app.command()
+def rotate(
+    jwks: Annotated[Path, typer.Option(help="The public JWK set that the sidecars read.")],
+    wait: Annotated[str, typer.Option(help="How long the sidecars are given to read the new set.")] = "10s",
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
+    """Sign with a new key from now on; the old ones verify until they are removed (`retire`).
+
+    The new key is published first, then given time to be read, then used, so that no token is refused. Started again
+    after an interruption it goes on with the key it had made.
+    """
+    signing = _signing(load_settings(config), config)
+    seconds = _seconds("--wait", wait)
+    following = signing.key_file.with_name(signing.key_file.name + ".next")
+    old = _key(signing)
+    try:
+        with contextlib.suppress(FileExistsError):
+            minting.write_private(following, minting.generate_key("EdDSA" if old.algorithm == "EdDSA" else "ES256"))
+        new = minting.load_key(following.read_bytes())
+        if isinstance(new, str):
+            fail(Exit.USAGE, f"{following}: {new}")
+        members = _published(jwks) if jwks.exists() else [old.public]
+        minting.write_public(jwks, minting.with_key(members, new))
+        sys.stderr.write(f"Published {new.kid}; signing with it in {seconds:g} s.\n")
+        time.sleep(seconds)
+        following.replace(signing.key_file)
+    except OSError as fault:
+        fail(Exit.USAGE, f"{fault.filename}: {fault.strerror}")
+    sys.stderr.write(f"Signing with {new.kid}. When its last token has expired: warden token retire {old.kid}\n")
+
+
+@app.command()
+def retire(
+    kid: Annotated[str, typer.Argument(help="The key to remove from the set.")],
+    jwks: Annotated[Path, typer.Option(help="The public JWK set that the sidecars read.")],
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
+    """Remove an old public key: what it signed is refused from then on, remembered tokens included."""
+    if kid == _key(_signing(load_settings(config), config)).kid:
+        fail(Exit.NO, f"{kid} is the key that signs; rotate first")
+    members = _published(jwks)
+    if kid not in {member["kid"] for member in members}:
+        fail(Exit.NO, f"{jwks}: no key {kid}")
+    try:
+        minting.write_public(jwks, minting.without_key(members, kid))
+    except OSError as fault:
+        fail(Exit.USAGE, f"{jwks}: {fault.strerror}")
+    sys.stderr.write(f"Removed {kid}.\n")
+
+
+def _published(jwks: Path) -> Sequence[Mapping[str, str]]:
+    try:
+        found = minting.published(jwks.read_bytes())
+    except OSError as fault:
+        fail(Exit.USAGE, f"{jwks}: {fault.strerror}")
+    if isinstance(found, str):
+        fail(Exit.USAGE, f"{jwks}: {found}")
+    return found
+
+
+def _seconds(option: str, value: str) -> float:
+    try:
+        return parse_duration(value)
+    except ValueError as fault:
+        fail(Exit.USAGE, f"{option}: {fault}")
+
+
+@app.command()
+def revoke(
+    issuer: Annotated[str | None, typer.Option(help="With --jti: the token's issuer (its iss claim).")] = None,
+    jti: Annotated[str | None, typer.Option(help="The one token to revoke (its jti claim).")] = None,
+    tenant: Annotated[str | None, typer.Option(help="With --issued-before: whose tokens.")] = None,
+    issued_before: Annotated[
+        str | None, typer.Option(help="Revoke all issued before this time (RFC 3339), or before now.")
+    ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
+) -> None:
+    """Revoke one token, or all of a tenant's issued before a moment, everywhere, within about a second; for good."""
+    at = datetime.now(UTC)
+    desk = token_desk(config)
+    with desk.transaction() as connection:
+        store.forget_denials(connection, at)
+        match (issuer, jti, tenant, issued_before):
+            case (str(), str(), None, None):
+                new = store.deny_token(connection, desk.office, issuer, jti, at)
+            case (None, None, str(), str()):
+                before = at if issued_before == "now" else moment("--issued-before", issued_before, at)
+                new = store.deny_tenant(connection, desk.office, tenant, before, at)
+            case _:
+                fail(Exit.USAGE, "either --issuer with --jti, or --tenant with --issued-before")
+    known = {"issuer": issuer, "jti": jti, "tenant": tenant, "issued_before": issued_before}
+    if as_json:
+        emit({name: value for name, value in known.items() if value is not None} | {"new": new})
+        return
+    sys.stderr.write("Revoked.\n" if new else "Was revoked already.\n")
+
+
 def _signing(settings: Settings, config: Path) -> SigningSection:
     if settings.identity.signing is None:
         fail(Exit.USAGE, f"{config}: identity.signing is not configured")
@@ -88,10 +190,7 @@ def _signing(settings: Settings, config: Path) -> SigningSection:
 
 def _lifetime(settings: Settings, signing: SigningSection, ttl: str) -> int:
     """Whole seconds, within what this configuration's issuer of that name accepts."""
-    try:
-        lifetime = int(parse_duration(ttl))
-    except ValueError as fault:
-        fail(Exit.USAGE, f"--ttl: {fault}")
+    lifetime = int(_seconds("--ttl", ttl))
     if not 1 <= lifetime <= _LONGEST_S:
         fail(Exit.USAGE, "--ttl: between 1s and 365d")
     for issuer in settings.identity.issuers:

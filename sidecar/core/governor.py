@@ -36,6 +36,7 @@ from sidecar.core.model import (
 )
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.recorded import Output, Recorded
+from sidecar.core.scope import outside
 
 if TYPE_CHECKING:
     from sidecar.core.ports import Identity, Instruments, Policies, Policy, Quotas, Reader, Recorder
@@ -49,6 +50,9 @@ __all__ = [
     "Recorded",
     "Refused",
 ]
+
+# Reasons that end a running call. Not those of a credential that merely ran out: an expiry, the end of a rotation.
+WITHDRAWN: Final = frozenset({Reason.KEY_REVOKED, Reason.TOKEN_REVOKED})
 
 _CRASHED: Final = Outcome(OutcomeKind.FAILED, Code.INTERNAL, Reason.INTERNAL, "its outcome could not be written down")
 OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="observed")
@@ -131,6 +135,16 @@ class Governor:
         who = self._ports.identity.identify(credential, at.wall)
         return isinstance(who, Denial) or not self._ports.policies.current().serves(who.tenant)
 
+    def revoked(self, credential: Credential | Denial, at: Instant) -> Denial | None:
+        """Why a call under way may not go on: its credential was withdrawn since. None: it may.
+
+        A credential that merely expires in the middle of a call does not end it.
+        """
+        if isinstance(credential, Denial) or self._mode is Mode.OBSERVE:
+            return None
+        found = self._ports.identity.identify(credential, at.wall)
+        return found if isinstance(found, Denial) and found.reason in WITHDRAWN else None
+
     def tenant(self, credential: Credential | Denial, at: Instant) -> str:
         """On whose account the call is; those whom nobody knows, but ``observe`` lets pass, have one together."""
         who = credential if isinstance(credential, Denial) else self._ports.identity.identify(credential, at.wall)
@@ -199,7 +213,7 @@ class Governor:
         if not d.policy.serves(d.who.tenant):
             found = d.policy.authorise(d.who, d.call, NO_HEAD, at.wall)
             return found if isinstance(found, Denial) else None
-        return None
+        return outside(d.who, d.call)
 
     # --- the journal -----------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import IPv4Network, IPv6Network
 from typing import Final, Literal
 
 from sidecar.core.reasons import REASONS, Code, Reason
@@ -33,6 +34,7 @@ __all__ = [
     "MalformedRequest",
     "Method",
     "ModelProfile",
+    "Network",
     "Outcome",
     "OutcomeKind",
     "ParameterValue",
@@ -49,6 +51,7 @@ __all__ = [
 ]
 
 ParameterValue = bool | int | float | str
+Network = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class TraceContext:
 class Credential:
     """The one credential a caller sent, by kind."""
 
-    kind: Literal["jwt", "api_key"]
+    kind: Literal["jwt", "api_key", "certificate"]  # a certificate's secret is its URI, which is none
     secret: Secret
 
 
@@ -258,11 +261,15 @@ class ResponseFacts:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls. ``name``: the JWT's subject or the key's name; ``models`` narrows the tenant's (None: all)."""
+    """Who calls. ``name``: the JWT's subject or the key's name.
+
+    ``models`` narrows the tenant's, ``methods`` what its roles may call (names such as ModelInfer), ``networks`` whence
+    (None: all).
+    """
 
     tenant: str
     name: str
-    kind: Literal["jwt", "api_key", "observed"]
+    kind: Literal["jwt", "api_key", "certificate", "observed"]
     roles: frozenset[str] = frozenset({"tenant"})
     issuer: str = ""
     key_id: str = ""
@@ -270,6 +277,8 @@ class Principal:
     expires_at: float | None = None
     subject: str = ""
     conversation: str = ""
+    methods: tuple[str, ...] | None = None
+    networks: tuple[Network, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from sidecar.core.model import Credential, Denial, Secret
@@ -20,8 +20,11 @@ _BINARY: Final = frozenset({b"authorization-bin", b"x-api-key-bin"})
 Header = tuple[bytes | str, bytes | str]
 
 
-def extract(headers: Iterable[Header]) -> Credential | Denial:
+def extract(headers: Iterable[Header], certificate: Sequence[str] = ()) -> Credential | Denial:
     """The call's credential: ``authorization: Bearer <JWT | API key>`` or ``x-api-key: <API key>``, exactly one.
+
+    ``certificate``: the URIs of the client's certificate, which is the credential where no header carries one: a proxy
+    or mesh may authenticate itself by certificate, and its users by header.
 
     Names in any case. A comma in a value is how HTTP joins repeated headers, and neither a key nor a token has one.
     """
@@ -32,6 +35,8 @@ def extract(headers: Iterable[Header]) -> Credential | Denial:
             return _ambiguous(f"{name.decode()} is not accepted")
         if name in _NAMES:
             found.append((name, _bytes(raw_value).strip(b" \t")))
+    if not found and certificate:
+        return _certified(certificate)
     if not found:
         return Denial(Reason.CREDENTIAL_MISSING, rule="credential")
     if len(found) > 1:
@@ -40,6 +45,12 @@ def extract(headers: Iterable[Header]) -> Credential | Denial:
     if b"," in value:
         return _ambiguous(f"{name.decode()} holds a list")
     return _sent_as_key(value) if name == b"x-api-key" else _bearer(value)
+
+
+def _certified(certificate: Sequence[str]) -> Credential | Denial:
+    if len(certificate) > 1:  # SPIFFE X.509-SVID §2: exactly one
+        return _ambiguous("the client certificate has several URIs")
+    return Credential("certificate", Secret(certificate[0].encode()))
 
 
 def _bearer(value: bytes) -> Credential | Denial:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final, assert_never
 
 from sidecar.core.model import Credential, Denial, Principal
@@ -12,14 +15,28 @@ from sidecar.identity.keys import KeyRing
 _NO_KEYS: Final = Denial(Reason.KEY_UNKNOWN, "API keys are not accepted here", rule="api-key")
 
 
+@dataclass(frozen=True, slots=True)
+class CertificateRule:
+    """Client certificates whose URI fits the glob ``uri`` (``*`` fits ``/`` too) speak for ``tenant``."""
+
+    uri: str
+    tenant: str
+    roles: tuple[str, ...] = ("tenant",)
+
+
 class Identifier:
-    """Implements ``ports.Identity``: JWTs by configured issuer, API keys by the ring (None: no keys are accepted)."""
+    """Implements ``ports.Identity``: JWTs by configured issuer, API keys by the ring (None: no keys are accepted),
+    client certificates, which the wire has verified, by the first rule that fits.
+    """
 
-    __slots__ = ("_ring", "_tokens")
+    __slots__ = ("_certificates", "_ring", "_tokens")
 
-    def __init__(self, tokens: TokenVerifier, ring: KeyRing | None) -> None:
+    def __init__(
+        self, tokens: TokenVerifier, ring: KeyRing | None, certificates: Sequence[CertificateRule] = ()
+    ) -> None:
         self._tokens = tokens
         self._ring = ring
+        self._certificates = tuple(certificates)
 
     def identify(self, credential: Credential, at: float) -> Principal | Denial:
         """``at`` is in seconds since the UNIX epoch."""
@@ -28,5 +45,14 @@ class Identifier:
                 return self._tokens.identify(credential.secret.reveal(), at)
             case "api_key":
                 return _NO_KEYS if self._ring is None else self._ring.identify(credential.secret.reveal(), at)
+            case "certificate":
+                return self._certified(credential.secret.reveal().decode("utf-8", "replace"))
             case kind:
                 assert_never(kind)
+
+    def _certified(self, uri: str) -> Principal | Denial:
+        for rule in self._certificates:
+            if fnmatchcase(uri, rule.uri):
+                return Principal(tenant=rule.tenant, name=uri, kind="certificate", roles=frozenset(rule.roles))
+        detail = "the client certificate is not mapped to a tenant"
+        return Denial(Reason.CREDENTIAL_MISSING, detail, rule="certificate", internal=f"URI {uri!r}")

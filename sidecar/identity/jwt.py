@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Never
 
@@ -16,6 +16,7 @@ from jwt.exceptions import PyJWTError
 from sidecar.core.model import Denial, Principal
 from sidecar.core.reasons import Reason
 from sidecar.identity import compact
+from sidecar.identity.denials import DenyBook
 from sidecar.identity.jwks import JwksSource, KeySet
 
 MAX_REMEMBERED: Final = 10_000  # verified tokens, about 1 KB each
@@ -30,7 +31,10 @@ _TYPES: Final = frozenset({"", "jwt", "at+jwt"})
 
 @dataclass(frozen=True, slots=True)
 class Issuer:
-    """A JWT issuer and what it may assert. Times in seconds; ``tenants`` are globs; claims are dotted paths."""
+    """A JWT issuer and what it may assert. Times in seconds; ``tenants`` are globs; claims are dotted paths.
+
+    ``role_map``: the issuer's names → our roles; where it is not empty, names that it does not hold count for nothing.
+    """
 
     issuer: str
     audience: tuple[str, ...]
@@ -41,6 +45,7 @@ class Issuer:
     subject_claim: str | None = None
     conversation_claim: str | None = None
     roles: tuple[str, ...] = ("tenant",)
+    role_map: Mapping[str, str] = field(default_factory=dict)
     type: str | None = None
     leeway: float = 30.0
     max_lifetime: float = 3600.0
@@ -53,6 +58,8 @@ class _Verified:
     source: JwksSource
     keys: KeySet
     principal: Principal
+    token_id: str  # its jti; "" where it has none
+    issued_at: float
     expires_at: float
 
 
@@ -68,10 +75,18 @@ class _Refused(Exception):  # noqa: N818 — control flow inside this module, ne
 class TokenVerifier:
     """Verifies tokens in memory. Lookups take no lock; safe from several threads."""
 
-    def __init__(self, issuers: Sequence[tuple[Issuer, JwksSource]], *, remembered: int = MAX_REMEMBERED) -> None:
+    def __init__(
+        self,
+        issuers: Sequence[tuple[Issuer, JwksSource]],
+        denied: DenyBook | None = None,
+        *,
+        remembered: int = MAX_REMEMBERED,
+    ) -> None:
+        """``denied``: the deny-list that every call is held against; None: there is none to be had."""
         self._issuers = {issuer.issuer: (issuer, source) for issuer, source in issuers}
         if len(self._issuers) != len(issuers):
             raise ValueError("an issuer is configured twice")
+        self._denied = denied
         self._jws = PyJWS(options={"enforce_minimum_key_length": True})
         self._remembered: dict[bytes, _Verified] = {}  # by the SHA-256 of the whole token, oldest first
         self._bound = remembered
@@ -83,11 +98,13 @@ class TokenVerifier:
 
     def identify(self, token: bytes, at: float) -> Principal | Denial:
         """The token's principal, or the one reason it is refused."""
+        if len(token) > compact.MAX_TOKEN:  # before so much of it is digested
+            return Denial(Reason.TOKEN_MALFORMED, f"it is longer than {compact.MAX_TOKEN} bytes", rule="token")
         digest = hashlib.sha256(token).digest()
         known = self._remembered.get(digest)
         if known is not None:
             if at < known.expires_at and known.source.keys(at) is known.keys:
-                return known.principal
+                return self._unless_denied(known, at)
             with self._lock:
                 self._remembered.pop(digest, None)
         try:
@@ -96,7 +113,13 @@ class TokenVerifier:
             return refused.denial
         if at < verified.expires_at:
             self._remember(digest, verified)
-        return verified.principal
+        return self._unless_denied(verified, at)
+
+    def _unless_denied(self, verified: _Verified, at: float) -> Principal | Denial:
+        if self._denied is None:
+            return verified.principal
+        who = verified.principal
+        return self._denied.refuses(who.issuer, verified.token_id, who.tenant, verified.issued_at, at) or who
 
     def _remember(self, digest: bytes, verified: _Verified) -> None:
         with self._lock:
@@ -117,7 +140,14 @@ class TokenVerifier:
         keys = self._check_signature(issuer, source, token, read.header, at)
         _check_times(issuer, claims, at)
         _check_audience(issuer, claims)
-        return _Verified(source, keys, _principal(issuer, claims), float(claims["exp"]))
+        return _Verified(
+            source=source,
+            keys=keys,
+            principal=_principal(issuer, claims),
+            token_id=_optional(claims, "jti"),
+            issued_at=float(claims["iat"]),
+            expires_at=float(claims["exp"]),
+        )
 
     def _check_signature(
         self, issuer: Issuer, source: JwksSource, token: bytes, header: Mapping[str, Any], at: float
@@ -199,6 +229,8 @@ def _roles(issuer: Issuer, claims: Mapping[str, Any]) -> frozenset[str]:
     if not isinstance(roles, list) or len(roles) > MAX_ROLES or not all(isinstance(role, str) for role in roles):
         _malformed(f"its {issuer.roles_claim} is not a list of at most {MAX_ROLES} texts")
     asserted = frozenset(roles)
+    if issuer.role_map and _at(claims, issuer.roles_claim) is not None:
+        asserted = frozenset(issuer.role_map[role] for role in asserted if role in issuer.role_map)
     if not asserted <= frozenset(issuer.roles):
         foreign = sorted(asserted - frozenset(issuer.roles))
         raise _Refused(Reason.TOKEN_ISSUER, "it may not give these roles", internal=f"roles {foreign!r}")
@@ -211,16 +243,17 @@ def _roles(issuer: Issuer, claims: Mapping[str, Any]) -> frozenset[str]:
 def _at(claims: Mapping[str, Any], path: str) -> Any:
     """The claim of this very name, or at this dotted path; None where there is none.
 
-    The whole path is tried first, so that a claim may be named by a URL.
+    The longest name is tried first, so that a claim may be named by a URL, or as Kubernetes does ("kubernetes.io").
     """
     if path in claims:
         return claims[path]
-    value: Any = claims
-    for step in path.split("."):
-        if not isinstance(value, dict) or step not in value:
-            return None
-        value = value[step]
-    return value
+    end = path.rfind(".")
+    while end > 0:
+        inner = claims.get(path[:end])
+        if isinstance(inner, dict):
+            return _at(inner, path[end + 1 :])
+        end = path.rfind(".", 0, end)
+    return None
 
 
 def _text(claims: Mapping[str, Any], path: str) -> str:

@@ -6,18 +6,23 @@ import hmac
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from ipaddress import ip_network
 from typing import Final
+
+import msgspec
 
 from sidecar.core.model import Denial, Principal, Secret
 from sidecar.core.reasons import Reason
+from sidecar.identity.denials import Age, too_old
 
 BASE62: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 ID_LENGTH: Final = 12  # 71 bits: a name, not a secret
 SECRET_LENGTH: Final = 43  # 62**43 > 2**256
 CRC_LENGTH: Final = 6  # 62**6 > 2**32
 MIN_PEPPER: Final = 16  # bytes
+MAX_PRINCIPALS: Final = 10_000  # of keys in use, kept so as not to be made once a call
 MAX_LENGTH: Final = 4 + 12 + 1 + ID_LENGTH + 1 + SECRET_LENGTH + CRC_LENGTH
 
 Randomness = Callable[[int], bytes]
@@ -76,36 +81,43 @@ def read_pepper(data: bytes) -> Secret | str:
     return Secret(value) if len(value) >= MIN_PEPPER else f"shorter than {MIN_PEPPER} bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRow:
-    """One row of ``api_keys`` as the ring needs it; times in seconds since the UNIX epoch, None where there is none."""
+class KeyRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """One row of ``api_keys`` as the ring needs it; times in seconds since the UNIX epoch, None where there is none.
+
+    Not seen by the garbage collector, which 100,000 of them would otherwise hold up for longer than a call may wait.
+    """
 
     id: str
     tenant: str
     name: str
     environment: str
-    secret_mac: bytes = field(repr=False)
+    secret_mac: bytes
     expires_at: float | None = None
     not_before: float | None = None
     revoked_at: float | None = None
     models: tuple[str, ...] | None = None
-    roles: frozenset[str] = frozenset({"tenant"})
-    rotated_mac: bytes | None = field(default=None, repr=False)
+    roles: tuple[str, ...] = ("tenant",)
+    rotated_mac: bytes | None = None
     rotated_until: float | None = None
-    principal: Principal = field(init=False, repr=False, compare=False)
+    methods: tuple[str, ...] | None = None
+    regions: tuple[str, ...] | None = None
+    networks: tuple[str, ...] | None = None
 
-    def __post_init__(self) -> None:
-        # Made once a snapshot, not once a call.
-        principal = Principal(
+    def __repr__(self) -> str:
+        return f"KeyRow({self.id}, {self.tenant})"
+
+    def principal(self) -> Principal:
+        return Principal(
             tenant=self.tenant,
             name=self.name,
             kind="api_key",
-            roles=self.roles,
+            roles=frozenset(self.roles),
             key_id=self.id,
             models=self.models,
             expires_at=self.expires_at,
+            methods=self.methods,
+            networks=None if self.networks is None else tuple(ip_network(text) for text in self.networks),
         )
-        object.__setattr__(self, "principal", principal)
 
 
 _NOBODY: Final = KeyRow("", "", "", "", _NO_MAC)
@@ -113,18 +125,18 @@ _NOBODY: Final = KeyRow("", "", "", "", _NO_MAC)
 
 @dataclass(frozen=True, slots=True)
 class KeySnapshot:
-    """All keys as one transaction saw them. Never changed; replaced whole."""
+    """All keys as one transaction saw them, by id. Never changed; replaced whole."""
 
     rows: Mapping[str, KeyRow]
-    loaded_at: float
+    age: Age
 
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """What the ring knows: the snapshot, when the database last confirmed it (s), and whether it answers now."""
+    """What the ring knows: the snapshot, when the database last confirmed it, and whether it answers now."""
 
     snapshot: KeySnapshot | None = None
-    confirmed_at: float = 0.0
+    confirmed: Age = Age(0.0)  # noqa: RUF009 — frozen itself
     away: bool = True
 
 
@@ -133,40 +145,53 @@ class KeyRing:
 
     ``max_age`` bounds (in seconds) how long a snapshot is believed while the database is away; ``lag`` is after how
     long without a confirmation the database counts as away even though nobody said so (a refresher that hangs).
+    ``region`` is where this sidecar is.
     """
 
-    __slots__ = ("_environment", "_lag", "_max_age", "_pepper", "_state")
+    __slots__ = ("_environment", "_lag", "_max_age", "_pepper", "_principals", "_region", "_state", "_used")
 
-    def __init__(self, pepper: Secret, environment: str, *, max_age: float, lag: float = 5.0) -> None:
+    def __init__(self, pepper: Secret, environment: str, *, max_age: float, lag: float = 5.0, region: str = "") -> None:
         self._pepper = pepper
         self._environment = environment
         self._max_age = max_age
         self._lag = lag
+        self._region = region
         self._state = KeyState()
+        self._principals: dict[str, tuple[KeyRow, Principal]] = {}  # of the keys in use
+        self._used: dict[str, float] = {}
 
     @property
     def state(self) -> KeyState:
         return self._state
 
+    @property
+    def max_age(self) -> float:
+        return self._max_age
+
     def expect(self, every: float) -> None:
         """Confirmations will come every so many seconds: four that are missed count as an outage."""
         self._lag = max(self._lag, 4 * every)
 
-    def install(self, snapshot: KeySnapshot) -> None:
-        """A snapshot just read."""
-        self._state = KeyState(snapshot, snapshot.loaded_at, away=False)
+    def install(self, snapshot: KeySnapshot, *, away: bool = False) -> None:
+        """A snapshot just read, from the database or (``away``) from where it was kept for an outage."""
+        self._state = KeyState(snapshot, snapshot.age, away)
 
-    def confirm(self, at: float) -> None:
+    def confirm(self, age: Age) -> None:
         """The database says that the snapshot still holds."""
-        self._state = KeyState(self._state.snapshot, at, away=False)
+        self._state = KeyState(self._state.snapshot, age, away=False)
 
     def lost(self) -> None:
         """The database does not answer: what isn't in the snapshot can't be told any more."""
-        self._state = KeyState(self._state.snapshot, self._state.confirmed_at, away=True)
+        self._state = KeyState(self._state.snapshot, self._state.confirmed, away=True)
 
     def age(self, at: float) -> float | None:
         """Seconds since the database last confirmed the snapshot; None before the first."""
-        return None if self._state.snapshot is None else max(0.0, at - self._state.confirmed_at)
+        return None if self._state.snapshot is None else max(0.0, self._state.confirmed.at(at))
+
+    def take_used(self) -> Mapping[str, float]:
+        """The keys used since this was last asked, by id, each with when it last was (s since the epoch)."""
+        used, self._used = self._used, {}
+        return used
 
     def identify(self, text: bytes, at: float) -> Principal | Denial:
         """The key's principal. The work is the same for an unknown id as for a wrong secret."""
@@ -176,15 +201,26 @@ class KeyRing:
         if key.environment != self._environment:
             return Denial(Reason.KEY_UNKNOWN, "it belongs to another environment", rule="api-key")
         state = self._state
-        age = at - state.confirmed_at
-        if state.snapshot is None or age > self._max_age:
+        age = state.confirmed.at(at)
+        if state.snapshot is None or too_old(age, self._max_age):
             return _unavailable("no snapshot" if state.snapshot is None else f"snapshot is {age:.0f} s old")
         row = state.snapshot.rows.get(key.id, _NOBODY)
         if not self._proves(row, key.secret, at) or row.environment != key.environment:
             if state.away or age > self._lag:
                 return _unavailable("the database is away, so a key may have been issued or rotated since")
             return Denial(Reason.KEY_UNKNOWN, rule="api-key", internal=f"key id {key.id}")
-        return _standing(row, at) or row.principal
+        return self._standing(row, at) or self._principal(row, at)
+
+    def _principal(self, row: KeyRow, at: float) -> Principal:
+        self._used[row.id] = at
+        known = self._principals.get(row.id)
+        if known is not None and known[0] is row:
+            return known[1]
+        made = row.principal()
+        if len(self._principals) >= MAX_PRINCIPALS:
+            self._principals.clear()
+        self._principals[row.id] = (row, made)
+        return made
 
     def _proves(self, row: KeyRow, secret: Secret, at: float) -> bool:
         """Both secrets are always compared, each in constant time, so that time tells nothing of the row."""
@@ -194,22 +230,24 @@ class KeyRing:
         graced = row.rotated_mac is not None and row.rotated_until is not None and at < row.rotated_until
         return row is not _NOBODY and (current or (old and graced))
 
+    def _standing(self, row: KeyRow, at: float) -> Denial | None:
+        """Why a proven key may not be used, told to its holder; None where it may."""
+        internal = f"key id {row.id} of tenant {row.tenant}"
+        if row.revoked_at is not None:  # whatever our clock says: who revoked it may have another
+            return Denial(Reason.KEY_REVOKED, f"on {_day(row.revoked_at)}", rule="api-key", internal=internal)
+        if row.expires_at is not None and row.expires_at <= at:
+            return Denial(Reason.KEY_EXPIRED, f"on {_day(row.expires_at)}", rule="api-key", internal=internal)
+        if row.not_before is not None and row.not_before > at:
+            detail = f"the API key holds from {_day(row.not_before)}"
+            return Denial(Reason.TOKEN_NOT_YET_VALID, detail, rule="key.not_before", internal=internal)
+        if row.regions is not None and self._region not in row.regions:
+            detail = "the API key is for other regions"
+            return Denial(Reason.RESIDENCY_PROCESSING, detail, rule="key.regions", internal=internal)
+        return None
+
 
 def _unavailable(why: str) -> Denial:
     return Denial(Reason.KEYS_UNAVAILABLE, retry_after=1.0, rule="api-key", internal=why)
-
-
-def _standing(row: KeyRow, at: float) -> Denial | None:
-    """Why a proven key may not be used, told to its holder; None where it may."""
-    internal = f"key id {row.id} of tenant {row.tenant}"
-    if row.revoked_at is not None and row.revoked_at <= at:
-        return Denial(Reason.KEY_REVOKED, f"on {_day(row.revoked_at)}", rule="api-key", internal=internal)
-    if row.expires_at is not None and row.expires_at <= at:
-        return Denial(Reason.KEY_EXPIRED, f"on {_day(row.expires_at)}", rule="api-key", internal=internal)
-    if row.not_before is not None and row.not_before > at:
-        detail = f"the API key holds from {_day(row.not_before)}"
-        return Denial(Reason.TOKEN_NOT_YET_VALID, detail, rule="api-key", internal=internal)
-    return None
 
 
 def _day(at: float) -> str:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -104,7 +104,32 @@ def mint(key: SigningKey, said: Assertion, *, token_id: str, at: float) -> tuple
 
 def public_jwks(*keys: SigningKey) -> bytes:
     """The JWK set that verifies these keys' tokens."""
-    return json.dumps({"keys": [dict(key.public) for key in keys]}, indent=2).encode() + b"\n"
+    return _set([dict(key.public) for key in keys])
+
+
+def _set(members: Sequence[Mapping[str, str]]) -> bytes:
+    return json.dumps({"keys": members}, indent=2).encode() + b"\n"
+
+
+def published(data: bytes) -> list[dict[str, str]] | str:
+    """The public keys in a JWK set that we wrote, or in words why it is none."""
+    try:
+        members = json.loads(data)["keys"]
+        kids = [member["kid"] for member in members]
+    except (ValueError, KeyError, TypeError):
+        return "not a JWK set of ours"
+    return members if len(set(kids)) == len(kids) else "a kid is given twice"
+
+
+def with_key(members: Sequence[Mapping[str, str]], key: SigningKey) -> bytes:
+    """The set with this key too, last: the old ones go on verifying what they signed."""
+    others = [dict(member) for member in members if member["kid"] != key.kid]
+    return _set([*others, dict(key.public)])
+
+
+def without_key(members: Sequence[Mapping[str, str]], kid: str) -> bytes:
+    """The set without this key: what it signed verifies nowhere any more."""
+    return _set([dict(member) for member in members if member["kid"] != kid])
 
 
 def write_private(path: Path, data: bytes) -> None:

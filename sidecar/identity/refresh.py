@@ -1,18 +1,20 @@
-"""Keeps the key ring's snapshot fresh from Postgres: one daemon thread, one connection, LISTEN and polling."""
+"""Keeps the key ring and the deny-list fresh from Postgres: one daemon thread, one connection, LISTEN and polling."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 import psycopg
 from psycopg.rows import TupleRow
 
+from sidecar.identity import load
+from sidecar.identity.denials import Age, DenyBook, DenyList
 from sidecar.identity.keys import KeyRing, KeyRow, KeySnapshot
+from sidecar.identity.persist import Kept, SnapshotFile
 
 _LOG: Final = logging.getLogger("warden.identity")
 CONNECT_TIMEOUT: Final = 3  # seconds
@@ -20,19 +22,20 @@ STATEMENT_TIMEOUT_MS: Final = 10_000
 BACKOFF: Final = (0.1, 5.0)  # seconds: first and longest wait before connecting again
 MAX_LOAD: Final = 0.05  # of the time may be spent asking whether anything changed, but
 SLOWEST: Final = 2.0  # seconds between two askings for that reason at most: the ring must not take it for an outage
-PIECE: Final = 500  # rows read at a time, about 2 ms
+SAVE_EVERY: Final = 5.0  # seconds: how far what is kept for an outage may be behind
+USED_EVERY: Final = 60.0  # seconds between two batches of last uses, which are told to the minute
+USED_BATCH: Final = 1000  # keys in one statement
+_PAUSE: Final = 0.0005  # seconds between two pieces, for whoever waits for the interpreter
 _WAIT: Final = 0.5  # seconds at most in one wait for a notification, so that stop() is prompt
 _SETTLE: Final = 0.02  # seconds: a burst of changes is read once, not once each
-
-# Everything that decides about a key, and not last_used_at: counting uses must not reload 100,000 keys on every pod.
-_DECIDING: Final = (
-    "id, tenant, name, environment, secret_mac, expires_at, not_before, revoked_at, models, roles, rotated_mac, "
-    "rotated_until"
-)
-_LOAD: Final = f"SELECT {_DECIDING} FROM warden.api_keys"  # noqa: S608 — constants only
-_FINGERPRINT: Final = (
-    f"SELECT count(*), coalesce(sum(hashtextextended(ROW({_DECIDING})::text, 0)), 0) FROM warden.api_keys"  # noqa: S608
-)
+# A row that another pod (or the command line) holds just now is passed over till the next time: no deadlocks, no waits.
+_USED: Final = """
+WITH used AS (
+    SELECT k.id, to_timestamp(u.at) AS at
+    FROM unnest(%s::text[], %s::float8[]) AS u (id, at) JOIN warden.api_keys k ON k.id = u.id
+    WHERE k.last_used_at IS NULL OR k.last_used_at < to_timestamp(u.at)
+    FOR UPDATE OF k SKIP LOCKED)
+UPDATE warden.api_keys k SET last_used_at = used.at FROM used WHERE k.id = used.id"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,39 +45,64 @@ class RefreshStatus:
     keys: int = 0
     loads: int = 0
     fault: str = ""
+    denied: int = 0
 
 
 class KeyRefresher:
-    """Swaps the ring's snapshot whole whenever the table changed; never on a caller's thread, which never waits for it.
+    """Swaps ring and deny-list whole whenever the tables changed; never on a caller's thread, which never waits for it.
 
     ``refresh`` is the seconds between polls; a NOTIFY on ``warden_api_keys`` is acted on at once. While Postgres does
-    not answer, the ring is told so and keeps what it has.
+    not answer, the ring is told so and keeps what it has. ``ring`` is None where no API keys are accepted, ``file``
+    where nothing is kept for an outage. ``changed`` is called, on the refresher's thread, after every change.
     """
 
     def __init__(
         self,
         dsn: str,
-        ring: KeyRing,
+        ring: KeyRing | None,
+        book: DenyBook | None = None,
         *,
         refresh: float,
         clock: Callable[[], float],
         monotonic: Callable[[], float],
+        file: SnapshotFile | None = None,
+        changed: Callable[[], None] = lambda: None,
+        used_every: float = USED_EVERY,
     ) -> None:
         """``clock`` gives seconds since the UNIX epoch, ``monotonic`` seconds to measure with."""
         self._dsn = dsn.replace("postgresql+psycopg://", "postgresql://", 1)
         self._ring = ring
+        self._book = book
         self._refresh = refresh
         self._clock = clock
         self._monotonic = monotonic
-        ring.expect(refresh)
+        self._changed = changed
+        self._used_every = used_every
+        if ring is not None:
+            ring.expect(refresh)
         self._stopping = threading.Event()
-        self._status = RefreshStatus()
-        self._fingerprint: TupleRow | None = None
+        self._status = RefreshStatus(fault="not loaded yet")
+        self._seen: load.Look | None = None  # None: whatever was missed is found by loading all
+        self._age = Age(0.0)
+        self._keeper = _Keeper(file, self._pause)
+        self._used: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="warden-keys", daemon=True)
 
     @property
     def status(self) -> RefreshStatus:
         return self._status
+
+    def restore(self) -> str | None:
+        """Take what was kept for an outage; in words why it is of no use. Call before ``start``."""
+        kept = self._keeper.load()
+        if not isinstance(kept, Kept):
+            return kept
+        if self._ring is not None:
+            self._ring.install(KeySnapshot(kept.rows, kept.age), away=True)
+        if self._book is not None:
+            self._book.install(kept.denied, kept.age)
+        self._status = RefreshStatus(len(kept.rows), 0, "restored from disk", len(kept.denied))
+        return None
 
     def start(self) -> None:
         self._thread.start()
@@ -85,10 +113,13 @@ class KeyRefresher:
         if self._thread.ident is not None:
             self._thread.join(timeout)
 
+    def _pause(self) -> None:
+        self._stopping.wait(_PAUSE)
+
     def _run(self) -> None:
         wait = BACKOFF[0]
         while not self._stopping.is_set():
-            confirmed = self._ring.state.confirmed_at
+            before = self._age
             try:
                 with self._connect() as connection:
                     self._follow(connection)
@@ -98,7 +129,7 @@ class KeyRefresher:
                 _LOG.error("keys.crashed", exc_info=fault)
                 self._lost(fault)
             # A connection that served resets the backoff; one that never did doubles it.
-            wait = BACKOFF[0] if self._ring.state.confirmed_at != confirmed else min(2 * wait, BACKOFF[1])
+            wait = BACKOFF[0] if self._age is not before else min(2 * wait, BACKOFF[1])
             self._stopping.wait(wait)
 
     def _connect(self) -> psycopg.Connection[TupleRow]:
@@ -116,36 +147,80 @@ class KeyRefresher:
         )
 
     def _follow(self, connection: psycopg.Connection[TupleRow]) -> None:
-        """Load, then look again at every notification and every poll, until stopped or the connection breaks."""
+        """Load, then look again at every notification and every poll, until stopped or the connection breaks.
+
+        Behind a pooler the LISTEN may stay with another session and never be heard of: then the polls find changes.
+        """
         connection.execute("LISTEN warden_api_keys")
-        self._fingerprint = None  # whatever was notified while nobody listened is found by loading
+        self._seen = None
+        flush_at = self._monotonic() + self._used_every
         while not self._stopping.is_set():
             began = self._monotonic()
             self._look(connection)
             took = self._monotonic() - began
+            if began >= flush_at:
+                self._tell_used(connection)
+                flush_at = began + self._used_every
             self._await_change(connection, max(self._refresh, min(took / MAX_LOAD, SLOWEST)))
+        self._tell_used(connection)
+
+    # --- keys and denials ------------------------------------------------------------------------------------------
 
     def _look(self, connection: psycopg.Connection[TupleRow]) -> None:
-        """Confirm the snapshot, or replace it. What is read is as of before it was read, so the age never flatters."""
+        """Confirm what is known, or replace it."""
         at = self._clock()
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             connection.execute(f"SET LOCAL statement_timeout = {STATEMENT_TIMEOUT_MS}")
-            fingerprint = connection.execute(_FINGERPRINT).fetchone()
-            if fingerprint == self._fingerprint:
-                self._ring.confirm(at)
-                return
-            rows = self._load(connection)
-        self._ring.install(KeySnapshot(rows, at))
-        self._fingerprint = fingerprint
-        self._status = RefreshStatus(len(rows), self._status.loads + 1)
+            seen = load.look(connection, at)
+            rows = None if self._ring is None else self._keys(connection, seen, self._ring)
+            denied = None if self._book is None else self._denials(connection, seen)
+        if rows is not None:
+            self._pause()
+        if self._ring is not None:
+            self._ring.confirm(seen.age) if rows is None else self._ring.install(KeySnapshot(rows, seen.age))
+        if self._book is not None:
+            self._book.confirm(seen.age) if denied is None else self._book.install(denied, seen.age)
+        self._seen, self._age = seen, seen.age
+        anew = rows is not None or denied is not None
+        loads = self._status.loads + (rows is not None)
+        self._status = RefreshStatus(seen.keys, loads, denied=seen.denied[0])
+        del rows  # where they replaced others, those are let go of here
+        if anew:
+            self._pause()
+            self._changed()
+        self._keep(anew=anew)
 
-    def _load(self, connection: psycopg.Connection[TupleRow]) -> dict[str, KeyRow]:
-        """Every key, fetched piece by piece: the driver keeps the interpreter to itself while it reads a piece."""
-        with connection.cursor("warden_keys") as cursor:
-            cursor.itersize = PIECE
-            cursor.execute(_LOAD)
-            return {row[0]: _row(row) for row in cursor}
+    def _keys(
+        self, connection: psycopg.Connection[TupleRow], seen: load.Look, ring: KeyRing
+    ) -> Mapping[str, KeyRow] | None:
+        """Every key where one changed; None where none did. Only what changed is read, where that can be told."""
+        snapshot = ring.state.snapshot
+        have = {} if snapshot is None else snapshot.rows
+        # An xmin that went back: another database answers now, such as one that was restored.
+        if snapshot is not None and self._seen is not None and self._seen.xmin <= seen.xmin:
+            changed = load.changed_keys(connection, self._seen.xmin, have, self._pause)
+            if not changed and len(have) == seen.keys:
+                return None
+            rows = dict(have)  # a copy of the table itself: about 1 ms of 100,000 keys
+            self._pause()
+            rows.update(changed)
+            self._pause()
+            if len(rows) == seen.keys:  # else some were deleted
+                return rows
+        return load.every_key(connection, have, self._pause)
+
+    def _denials(self, connection: psycopg.Connection[TupleRow], seen: load.Look) -> DenyList | None:
+        if self._seen is not None and self._seen.denied == seen.denied:
+            return None
+        return load.deny_list(connection, self._pause)
+
+    def _keep(self, *, anew: bool) -> None:
+        rows: Mapping[str, KeyRow] = {}
+        if self._ring is not None and self._ring.state.snapshot is not None:
+            rows = self._ring.state.snapshot.rows
+        denied = (self._book.current if self._book is not None else None) or DenyList()
+        self._keeper.keep(rows, denied, self._age, self._monotonic(), anew=anew)
 
     def _await_change(self, connection: psycopg.Connection[TupleRow], seconds: float) -> None:
         deadline = self._monotonic() + seconds
@@ -155,30 +230,57 @@ class KeyRefresher:
                 return
 
     def _lost(self, fault: Exception) -> None:
-        self._ring.lost()
+        if self._ring is not None:
+            self._ring.lost()
         # The class and SQLSTATE only: a driver's message may quote the connection string.
         state = fault.sqlstate if isinstance(fault, psycopg.Error) else None
         said = type(fault).__name__ + (f" {state}" if state else "")
-        self._status = RefreshStatus(self._status.keys, self._status.loads, said)
+        self._status = RefreshStatus(self._status.keys, self._status.loads, said, self._status.denied)
+
+    # --- last uses -------------------------------------------------------------------------------------------------
+
+    def _tell_used(self, connection: psycopg.Connection[TupleRow]) -> None:
+        """Write the last uses, to the minute. What cannot be written now is written next time."""
+        if self._ring is None:
+            return
+        for key_id, at in self._ring.take_used().items():
+            self._used[key_id] = at - at % 60
+        ids = sorted(self._used)
+        for start in range(0, len(ids), USED_BATCH):
+            batch = ids[start : start + USED_BATCH]
+            try:
+                with connection.transaction():
+                    connection.execute(f"SET LOCAL statement_timeout = {STATEMENT_TIMEOUT_MS}")
+                    connection.execute(_USED, (batch, [self._used[key_id] for key_id in batch]))
+            except psycopg.Error:
+                return
+            for key_id in batch:
+                del self._used[key_id]
 
 
-def _row(row: TupleRow) -> KeyRow:
-    key_id, tenant, name, environment, secret, expires, begins, revoked, models, roles, rotated, until = row
-    return KeyRow(
-        id=key_id,
-        tenant=tenant,
-        name=name,
-        environment=environment,
-        secret_mac=bytes(secret),
-        expires_at=_seconds(expires),
-        not_before=_seconds(begins),
-        revoked_at=_seconds(revoked),
-        models=None if models is None else tuple(models),
-        roles=frozenset(roles),
-        rotated_mac=None if rotated is None else bytes(rotated),
-        rotated_until=_seconds(until),
-    )
+class _Keeper:
+    """When what is known is written to disk: a change soon, a confirmation now and then."""
 
+    def __init__(self, file: SnapshotFile | None, pause: Callable[[], None]) -> None:
+        self._file = file
+        self._pause = pause
+        self._stale = False  # the disk holds an older snapshot
+        self._next = 0.0
 
-def _seconds(at: datetime | None) -> float | None:
-    return None if at is None else at.timestamp()
+    def load(self) -> Kept | str | None:
+        return None if self._file is None else self._file.load()
+
+    def keep(self, rows: Mapping[str, KeyRow], denied: DenyList, age: Age, monotonic: float, *, anew: bool) -> None:
+        """A disk that fails is no reason to stop: then there is nothing to start from while the database is away."""
+        self._stale = self._stale or anew
+        if self._file is None or monotonic < self._next:
+            return
+        self._next = monotonic + SAVE_EVERY
+        try:
+            if self._stale:
+                self._file.save(rows, denied, age, self._pause)
+                self._stale = False
+            else:
+                self._file.confirm(age)
+        except OSError:
+            self._stale = True

@@ -1,36 +1,42 @@
-"""The table of API keys and its life cycle: issue, list, show, revoke, rotate; it holds MACs, never secrets."""
+"""The tables of API keys and of revoked tokens, and the steps of their lives; they hold MACs, never secrets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import (
+    BigInteger,
     CheckConstraint,
     Column,
     Connection,
     DateTime,
+    Identity,
     Index,
     LargeBinary,
     MetaData,
     Row,
     Table,
     Text,
+    cast,
+    delete,
     insert,
     select,
     text,
     update,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from sidecar.core.model import Secret
 from sidecar.identity import keys
 from sidecar.identity.keys import Randomness
 
 METADATA: Final = MetaData(schema="warden")
-CHANNEL: Final = "warden_api_keys"  # the table's trigger notifies it of every change
+CHANNEL: Final = "warden_api_keys"  # the tables' triggers notify it of every change that decides something
+LONGEST_TOKEN: Final = timedelta(days=366)  # no issuer's max_lifetime may be longer, so no denial is needed for longer
 
 API_KEYS: Final = Table(
     "api_keys",
@@ -50,9 +56,30 @@ API_KEYS: Final = Table(
     Column("rotated_mac", LargeBinary),  # the old secret, good until rotated_until
     Column("rotated_until", DateTime(timezone=True)),
     Column("created_by", Text, nullable=False),
+    Column("methods", ARRAY(Text)),  # null: whatever its roles may call
+    Column("regions", ARRAY(Text)),  # null: everywhere
+    Column("networks", ARRAY(Text)),  # null: from everywhere; CIDR blocks
+    Column("history", JSONB, nullable=False, server_default=text("'[]'")),  # every step: kind, at, actor
+    Column("changed", BigInteger, nullable=False, server_default=text("0")),  # transaction id, set by a trigger
     CheckConstraint("octet_length(secret_mac) = 32", name="api_keys_secret_mac"),
     CheckConstraint("(rotated_mac is null) = (rotated_until is null)", name="api_keys_rotation"),
     Index("api_keys_tenant", "tenant"),
+    Index("api_keys_changed_at", "changed"),
+)
+
+TOKEN_DENIALS: Final = Table(
+    "token_denials",
+    METADATA,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("issuer", Text),
+    Column("jti", Text),
+    Column("tenant", Text),
+    Column("issued_before", DateTime(timezone=True)),
+    Column("until", DateTime(timezone=True), nullable=False),  # no such token lives longer, so the row may go then
+    Column("created_at", DateTime(timezone=True), nullable=False),
+    Column("created_by", Text, nullable=False),
+    Index("token_denials_token", "issuer", "jti", unique=True),
+    Index("token_denials_tenant", "tenant", unique=True),
 )
 
 
@@ -73,6 +100,10 @@ class KeyInfo:
     roles: tuple[str, ...] = ("tenant",)
     last_used_at: datetime | None = None
     rotated_until: datetime | None = None
+    methods: tuple[str, ...] | None = None
+    regions: tuple[str, ...] | None = None
+    networks: tuple[str, ...] | None = None
+    history: tuple[Mapping[str, str], ...] = ()
 
     def state(self, at: datetime) -> str:
         """``active``, ``pending`` (not yet), ``rotating`` (both secrets work), ``revoked`` or ``expired``."""
@@ -104,7 +135,7 @@ class Refusal:
 class KeyEvent:
     """One life-cycle step, for the audit log; names the key by id, never by secret."""
 
-    kind: str  # key.issued | key.rotated | key.revoked
+    kind: str  # key.issued | key.rotated | key.revoked | key.expired | token.revoked
     at: datetime
     actor: str
     detail: Mapping[str, Any]
@@ -135,9 +166,12 @@ class NewKey:
     not_before: datetime | None = None
     models: tuple[str, ...] | None = None
     roles: tuple[str, ...] = ("tenant",)
+    methods: tuple[str, ...] | None = None
+    regions: tuple[str, ...] | None = None
+    networks: tuple[str, ...] | None = None
 
 
-_SECRET: Final = frozenset({"secret_mac", "rotated_mac"})
+_SECRET: Final = frozenset({"secret_mac", "rotated_mac", "changed"})
 _COLUMNS: Final = [column for column in API_KEYS.c if column.name not in _SECRET]
 
 
@@ -156,8 +190,12 @@ def issue(connection: Connection, office: Office, new: NewKey, at: datetime) -> 
         "created_by": office.actor,
         "expires_at": new.expires_at,
         "not_before": new.not_before,
-        "models": None if new.models is None else list(new.models),
-        "roles": list(new.roles),
+        "models": new.models,
+        "roles": new.roles,
+        "methods": new.methods,
+        "regions": new.regions,
+        "networks": new.networks,
+        "history": [_step(office, "key.issued", at)],
     }
     row = connection.execute(insert(API_KEYS).values(values).returning(*_COLUMNS)).one()
     info = _info(row)
@@ -185,9 +223,23 @@ def revoke(connection: Connection, office: Office, key_id: str, at: datetime) ->
         return Refusal(f"no key {key_id}")
     if info.revoked_at is not None:
         return info
-    change = update(API_KEYS).where(API_KEYS.c.id == key_id).values(revoked_at=at)
-    row = connection.execute(change.returning(*_COLUMNS)).one()
+    row = _changed(connection, office, key_id, "key.revoked", at, {"revoked_at": at})
     _record(connection, office, "key.revoked", at, info)
+    return _info(row)
+
+
+def expire(connection: Connection, office: Office, key_id: str, when: datetime, at: datetime) -> KeyInfo | Refusal:
+    """Let a key end at ``when`` (now, or later; sooner than it would have, or not). Repeating it changes nothing."""
+    info = _locked(connection, key_id)
+    if info is None:
+        return Refusal(f"no key {key_id}")
+    state = info.state(at)
+    if state == "revoked" or (state == "expired" and when > at):
+        return Refusal(f"key {key_id} is {state}; issue a new one")
+    if info.expires_at == when or state == "expired":
+        return info
+    row = _changed(connection, office, key_id, "key.expired", at, {"expires_at": when})
+    _record(connection, office, "key.expired", at, info, expires_at=_iso(when))
     return _info(row)
 
 
@@ -213,11 +265,54 @@ def rotate(
     values: dict[str, Any] = {"secret_mac": keys.mac(office.pepper, key.secret)}
     if state != "rotating":
         values |= {"rotated_mac": API_KEYS.c.secret_mac, "rotated_until": at + grace}
-    change = update(API_KEYS).where(API_KEYS.c.id == key_id).values(values)
-    row = connection.execute(change.returning(*_COLUMNS)).one()
-    rotated = _info(row)
+    rotated = _info(_changed(connection, office, key_id, "key.rotated", at, values))
     _record(connection, office, "key.rotated", at, rotated, old_secret_until=_iso(rotated.rotated_until))
     return Issued(rotated, Secret(secret.text().encode()))
+
+
+def deny_token(connection: Connection, office: Office, issuer: str, jti: str, at: datetime) -> bool:
+    """Revoke one token, on every sidecar; whether that is new."""
+    values = {"issuer": issuer, "jti": jti, "until": at + LONGEST_TOKEN, "created_at": at, "created_by": office.actor}
+    add = pg_insert(TOKEN_DENIALS).values(values).on_conflict_do_nothing().returning(TOKEN_DENIALS.c.id)
+    done = connection.execute(add).first()
+    if done is not None:
+        office.record(connection, KeyEvent("token.revoked", at, office.actor, {"issuer": issuer, "jti": jti}))
+    return done is not None
+
+
+def deny_tenant(connection: Connection, office: Office, tenant: str, before: datetime, at: datetime) -> bool:
+    """Revoke all of a tenant's tokens that were issued before a moment; whether that is new. Never taken back."""
+    values = {
+        "tenant": tenant, "issued_before": before, "until": max(at, before) + LONGEST_TOKEN, "created_at": at,
+        "created_by": office.actor,
+    }  # fmt: skip
+    new = pg_insert(TOKEN_DENIALS).values(values)
+    later = TOKEN_DENIALS.c.issued_before < new.excluded.issued_before
+    renewed = {name: new.excluded[name] for name in ("issued_before", "until", "created_at", "created_by")}
+    change = new.on_conflict_do_update(index_elements=["tenant"], set_=renewed, where=later)
+    done = connection.execute(change.returning(TOKEN_DENIALS.c.id)).first()
+    if done is not None:
+        detail = {"tenant": tenant, "issued_before": _iso(before)}
+        office.record(connection, KeyEvent("token.revoked", at, office.actor, detail))
+    return done is not None
+
+
+def forget_denials(connection: Connection, at: datetime) -> int:
+    """Remove the denials that no living token can meet any more; how many."""
+    return connection.execute(delete(TOKEN_DENIALS).where(TOKEN_DENIALS.c.until <= at)).rowcount
+
+
+def _step(office: Office, kind: str, at: datetime) -> dict[str, str]:
+    return {"kind": kind, "at": at.astimezone(UTC).isoformat(timespec="seconds"), "actor": office.actor}
+
+
+def _changed(
+    connection: Connection, office: Office, key_id: str, kind: str, at: datetime, values: Mapping[str, Any]
+) -> Row[Any]:
+    """The row with ``values``, and the step added to its history."""
+    history = API_KEYS.c.history.op("||")(cast([_step(office, kind, at)], JSONB))
+    change = update(API_KEYS).where(API_KEYS.c.id == key_id).values(**values, history=history)
+    return connection.execute(change.returning(*_COLUMNS)).one()
 
 
 def _locked(connection: Connection, key_id: str) -> KeyInfo | None:
@@ -228,9 +323,9 @@ def _locked(connection: Connection, key_id: str) -> KeyInfo | None:
 
 def _info(row: Row[Any]) -> KeyInfo:
     values = dict(zip(row._fields, row, strict=True))
-    models = values.pop("models")
-    roles = tuple(values.pop("roles"))
-    return KeyInfo(**values, models=None if models is None else tuple(models), roles=roles)
+    for name in ("models", "roles", "methods", "regions", "networks", "history"):
+        values[name] = None if values[name] is None else tuple(values[name])
+    return KeyInfo(**values)
 
 
 def _record(connection: Connection, office: Office, kind: str, at: datetime, info: KeyInfo, **more: str | None) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from audit.files import OsFiles
 from audit.journal import Bounds as JournalBounds
@@ -17,16 +18,19 @@ from audit.segments import JournalFault, Origin
 from policies.source import BundleSource, Pod
 from sidecar.core.governor import Governor, Mode, Ports
 from sidecar.core.model import Durability, Secret
-from sidecar.identity.identify import Identifier
+from sidecar.identity.denials import DenyBook
+from sidecar.identity.identify import CertificateRule, Identifier
 from sidecar.identity.jwks import JwksRefresher, JwksSource, source_for
 from sidecar.identity.jwt import Issuer, TokenVerifier
 from sidecar.identity.keys import KeyRing, read_pepper
+from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
 from sidecar.quotas.local import LocalQuotas
-from sidecar.runtime import clock
+from sidecar.runtime import clock, tls
 from sidecar.runtime.ids import RandomIds
 from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
 from sidecar.telemetry.instruments import PrometheusInstruments
+from sidecar.transports.live import LiveRpcs
 from sidecar.triton.methods import METHODS
 from sidecar.triton.reader import TritonReader
 
@@ -48,25 +52,31 @@ class Rooms:
     ids: RandomIds
     instruments: PrometheusInstruments
     ring: KeyRing | None
-    keys: KeyRefresher | None
+    denied: DenyBook
+    keys: KeyRefresher
+    live: LiveRpcs
     jwks: tuple[JwksSource, ...]
     jwks_refresher: JwksRefresher
 
 
 def check(settings: Settings) -> BundleSource:
-    """The bundle at this pod's place; raises ``StartError`` with all of its problems."""
+    """The bundle at this pod's place; raises ``StartError`` with all of its problems, and the certificate's."""
     otlp = settings.telemetry.otlp
     pod = Pod(settings.sidecar.region, settings.audit.database.jurisdiction, otlp.jurisdiction if otlp else None)
     source = BundleSource.open(settings.policy.bundle, pod)
-    if isinstance(source, list):
-        raise StartError("\n".join(map(str, source)))
+    problems = list(map(str, source)) if isinstance(source, list) else []
+    wrong = None if settings.listen.tls is None else tls.fault(settings.listen.tls)
+    if wrong is not None:
+        problems.append(wrong)
+    if isinstance(source, list) or problems:
+        raise StartError("\n".join(problems))
     return source
 
 
 def identity_problems(settings: Settings) -> list[str]:
     """What `build` would refuse of who may call: the pepper, and where each issuer's keys are to be had."""
     problems: list[str] = []
-    looks: list[Callable[[], object]] = [partial(_keys, settings)]
+    looks: list[Callable[[], object]] = [partial(_ring, settings)]
     looks += [partial(_issuer, section) for section in settings.identity.issuers]
     for look in looks:
         try:
@@ -79,11 +89,14 @@ def identity_problems(settings: Settings) -> list[str]:
 def build(settings: Settings) -> Rooms:
     """Open the journal and wire the rooms. Raises ``StartError``; then nothing is left open."""
     policies = check(settings)
-    ring, refresher = _keys(settings)
+    jurisdiction = policies.current().place.jurisdiction
+    ring = _ring(settings)
+    book = DenyBook(max_age=settings.identity.revocations_max_age)
     issuers = [_issuer(section) for section in settings.identity.issuers]
     jwks = tuple(source for _, source in issuers)
     instruments = PrometheusInstruments(METHODS.values(), max_tenants=settings.telemetry.max_tenants)
-    journal = _journal(settings, policies.current().place.jurisdiction, TimedFiles(instruments))
+    file = _snapshot_file(settings, jurisdiction)
+    journal = _journal(settings, jurisdiction, TimedFiles(instruments))
     ids = RandomIds(settings.telemetry.ratio)
     recorder = JournalRecorder(
         journal,
@@ -93,11 +106,19 @@ def build(settings: Settings) -> Rooms:
         now=clock.now,
     )
     quotas = LocalQuotas()
-    identity = Identifier(TokenVerifier(issuers), ring)
+    certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
+    identity = Identifier(TokenVerifier(issuers, book), ring, certificates)
     ports = Ports(identity, policies, TritonReader(), quotas, recorder, instruments)
+    governor = Governor(ports, mode=Mode(settings.mode))
+    live = LiveRpcs()
+    refresher = KeyRefresher(
+        settings.audit.database.dsn, ring, book, refresh=_freshness(settings).refresh, clock=time.time,
+        monotonic=time.monotonic, file=file,
+        changed=lambda: live.end_withdrawn(lambda credential: governor.revoked(credential, clock.now())),
+    )  # fmt: skip
     return Rooms(
         settings=settings,
-        governor=Governor(ports, mode=Mode(settings.mode)),
+        governor=governor,
         journal=journal,
         recorder=recorder,
         policies=policies,
@@ -105,21 +126,34 @@ def build(settings: Settings) -> Rooms:
         ids=ids,
         instruments=instruments,
         ring=ring,
+        denied=book,
         keys=refresher,
+        live=live,
         jwks=jwks,
         jwks_refresher=JwksRefresher(jwks, time.time),
     )
 
 
-def _keys(settings: Settings) -> tuple[KeyRing, KeyRefresher] | tuple[None, None]:
+def _ring(settings: Settings) -> KeyRing | None:
     section = settings.identity.keys
     if section is None:
-        return None, None
-    ring = KeyRing(_pepper(section), section.environment, max_age=section.max_age)
-    refresher = KeyRefresher(
-        settings.audit.database.dsn, ring, refresh=section.refresh, clock=time.time, monotonic=time.monotonic
-    )
-    return ring, refresher
+        return None
+    return KeyRing(_pepper(section), section.environment, max_age=section.max_age, region=settings.sidecar.region)
+
+
+def _freshness(settings: Settings) -> KeysSection:
+    """How often the database is looked at: as configured for keys, or by default."""
+    return settings.identity.keys or KeysSection(pepper_file=Path())
+
+
+def _snapshot_file(settings: Settings, jurisdiction: str) -> SnapshotFile:
+    journal = settings.audit.journal
+    root = load_root_key(journal.key_file)
+    if isinstance(root, KeyFault):
+        raise StartError(f"audit.journal.key_file: {root.detail}")
+    path = settings.identity.snapshot_file or journal.directory / "identity.snapshot"
+    context = f"{jurisdiction} {_freshness(settings).environment}"
+    return SnapshotFile(path, root, context, secrets.token_bytes)
 
 
 def _pepper(section: KeysSection) -> Secret:

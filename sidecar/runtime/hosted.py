@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from sidecar.runtime import drain, envoy
+from sidecar.runtime import drain, dumps, envoy
 from sidecar.runtime.compose import StartError
 from sidecar.runtime.lifecycle import Sidecar
 from sidecar.runtime.settings import SettingsError, load
@@ -39,6 +39,7 @@ def _start() -> AsgiWire:
     with _START:
         if "wire" not in _STARTED:
             logs.setup()
+            dumps.forbid()  # once more: over execve only the limit was kept
             sys.unraisablehook = _quiet
             try:
                 _STARTED["wire"] = _build()

@@ -28,7 +28,6 @@ from sidecar.telemetry.instruments import registry
 from sidecar.telemetry.shipfile import ShipFile, watch_ship
 from sidecar.transports.budget import Budget
 from sidecar.transports.context import Bounds, Services
-from sidecar.transports.live import LiveRpcs
 
 _LOG: Final = logging.getLogger("warden.lifecycle")
 SWEEP: Final = 0.05  # seconds: half of the 100 ms that the journal may be behind (DESIGN rule 6)
@@ -43,7 +42,7 @@ class Sidecar:
         """``ship``: the command line and environment of `warden ship`. Raises ``StartError``."""
         self.settings = settings
         self.rooms: Rooms = build(settings)
-        self.live = LiveRpcs()
+        self.live = self.rooms.live
         self._announcer = Announcer(self.rooms.recorder.event, self.rooms.instruments.unrecorded)
         self._in_force = InForce(settings.audit.journal.directory, settings.mode, self._announcer)
         self.budget = Budget(settings.bounds.buffer_bytes)
@@ -101,8 +100,10 @@ class Sidecar:
             raise StartError(str(fault)) from fault
         for thread in self._threads:
             thread.start()
-        if rooms.keys is not None:
-            rooms.keys.start()
+        unusable = rooms.keys.restore()
+        if unusable is not None:
+            logs.event(_LOG, logging.WARNING, "identity.snapshot_unusable", detail=unusable)
+        rooms.keys.start()
         rooms.jwks_refresher.start()
         self._probe.start()
         self._shipper.start()
@@ -122,6 +123,7 @@ class Sidecar:
         self._in_force.retry()
         self._announcer.write("sidecar_stopped", {})
         self._admin.stop()
+        self.rooms.keys.stop()
         self._shipper.stop()
         fault = self.rooms.journal.close()
         if fault is not None:
@@ -201,9 +203,10 @@ class Sidecar:
             "bundle": Check(ok=True, detail=f"{policy.digest}, {int(time.time() - self._loaded_at)} s old"),
             "mode": Check(ok=True, detail=self.settings.mode),
         }
-        if rooms.keys is not None:
-            status = rooms.keys.status
-            checks["keys"] = Check(ok=True, detail=status.fault or f"{status.keys} keys")
+        status = rooms.keys.status
+        if rooms.ring is not None:
+            checks["keys"] = Check(ok=True, detail=_known(f"{status.keys} keys", status.fault))
+        checks["revocations"] = Check(ok=True, detail=_known(f"{status.denied} entries", status.fault))
         for section, source in zip(self.settings.identity.issuers, rooms.jwks, strict=True):
             checks[f"jwks {section.issuer}"] = Check(ok=True, detail=source.condition.fault or "current")
         return checks
@@ -242,6 +245,11 @@ class Sidecar:
         confirmed = [source.condition.confirmed_at for source in self.rooms.jwks]
         ages = [time.time() - at for at in confirmed if at is not None]
         return max(ages) if ages else None
+
+
+def _known(what: str, fault: str) -> str:
+    """What is known, and what is wrong with it; nothing is said of what was never had."""
+    return "; ".join(filter(None, [what if what[0] != "0" or not fault else "", fault]))
 
 
 def _free(directory: Path) -> int:

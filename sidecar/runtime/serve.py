@@ -12,9 +12,9 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sidecar.runtime import drain
+from sidecar.runtime import drain, tls
 from sidecar.runtime.compose import StartError, check
 from sidecar.runtime.lifecycle import Sidecar
 from sidecar.runtime.settings import Settings
@@ -66,6 +66,12 @@ def serve_grpc(settings: Settings, config: Path) -> bool:
     nothing can be put before it. The process must end then, so that what runs it starts another.
     """
     logs.setup()
+    section = settings.listen.tls
+    if section is not None and section.client_ca_file is not None and not section.require_client_certificate:
+        # gRPC's servers either require a client certificate or never ask for one.
+        raise StartError(
+            "listen.tls.client_ca_file: on this wire, set require_client_certificate too (or --wire envoy)"
+        )
     command = (sys.executable, "-m", "sidecar.cli.main", "ship", "--config", str(config.resolve()))
     sidecar = Sidecar(settings, (command, dict(os.environ)))
     return asyncio.run(_serve_grpc(sidecar))
@@ -77,13 +83,13 @@ async def _serve_grpc(sidecar: Sidecar) -> bool:
     from sidecar.transports.grpc_aio import WardenInterceptor, server_options  # noqa: PLC0415
     from sidecar.transports.grpc_upstream import GrpcUpstream, connect  # noqa: PLC0415
 
-    settings = sidecar.settings
+    settings, section = sidecar.settings, sidecar.settings.listen.tls
     async with connect(settings.triton.grpc) as channel:
         interceptor = WardenInterceptor(sidecar.services, GrpcUpstream(channel), sidecar.live)
         bounds = settings.bounds
         options = server_options(bounds.message_bytes, bounds.metadata_bytes, bounds.streams_per_connection)
         server = grpc.aio.server(interceptors=[interceptor], options=options)
-        _bind(server, settings.listen.grpc)
+        _bind(server, settings.listen.grpc, section and tls.server_credentials(section, _refused))
         await asyncio.to_thread(sidecar.start)
         await server.start()
         stop = asyncio.Event()
@@ -129,8 +135,12 @@ async def _closed(address: str) -> None:
             connection.close()
 
 
-def _bind(server: object, address: str) -> None:
+def _refused(detail: str) -> None:
+    logs.event(_LOG, logging.ERROR, "certificate.refused", detail=detail)
+
+
+def _bind(server: Any, address: str, credentials: Any) -> None:
     with contextlib.suppress(RuntimeError):
-        if server.add_insecure_port(address):  # type: ignore[attr-defined]  # grpc.aio.Server
+        if server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials):
             return
     raise StartError(f"listen.grpc: cannot listen on {address}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from policies import yamlfile
 from policies.units import Duration, Size, parse_duration
@@ -38,9 +38,25 @@ class SidecarSection(_Section):
     region: str
 
 
+class TlsSection(_Section):
+    """TLS on the tenants' listener. PEM files; rotated by renaming new ones into their place."""
+
+    cert_file: Path  # the chain, leaf first
+    key_file: Path
+    client_ca_file: Path | None = None  # who may sign client certificates; without it none is asked for
+    require_client_certificate: bool = False
+
+    @model_validator(mode="after")
+    def _an_authority_to_require_by(self) -> Self:
+        if self.require_client_certificate and self.client_ca_file is None:
+            raise ValueError("require_client_certificate needs client_ca_file: nobody could be believed")
+        return self
+
+
 class ListenSection(_Section):
     grpc: Address = "127.0.0.1:8011"
     admin: Address = "127.0.0.1:8012"
+    tls: TlsSection | None = None  # of ``grpc``
 
 
 class TritonSection(_Section):
@@ -64,6 +80,7 @@ class IssuerSection(_Section):
     conversation_claim: str | None = None
     tenants: tuple[str, ...] = Field(min_length=1)  # globs
     roles: tuple[str, ...] = ("tenant",)
+    role_map: dict[str, str] = {}  # the issuer's names for roles → ours; others count for nothing then
     type: str | None = None  # the header's typ, where it must be one
     leeway: Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=60)] = 30.0
     max_lifetime: Duration = 3600.0
@@ -80,8 +97,16 @@ class SigningSection(_Section):
 class KeysSection(_Section):
     environment: str = Field(default="live", pattern=r"^[a-z0-9]{1,12}$")
     pepper_file: Path
-    refresh: Duration = 0.5
-    max_age: Duration = 3600.0
+    refresh: Duration = 0.5  # between two looks at the database where no notification comes
+    max_age: Duration = 3600.0  # how long they are believed while the database is away
+
+
+class CertificateSection(_Section):
+    """Which client certificates are whose: ``uri`` is a glob over the certificate's one URI (SPIFFE or other)."""
+
+    uri: str = Field(pattern=r"^[a-z][a-z0-9+.-]*://[^*?\[]")
+    tenant: str = Field(min_length=1, max_length=255)
+    roles: tuple[str, ...] = ("tenant",)
 
 
 def _distinct(issuers: tuple[IssuerSection, ...]) -> tuple[IssuerSection, ...]:
@@ -94,7 +119,12 @@ def _distinct(issuers: tuple[IssuerSection, ...]) -> tuple[IssuerSection, ...]:
 
 
 class IdentitySection(_Section):
+    certificates: tuple[CertificateSection, ...] = ()  # the first that fits
     issuers: Annotated[tuple[IssuerSection, ...], AfterValidator(_distinct)] = ()
+    # How long the list of revoked tokens is believed while the database is away: as long as an issuer's keys are
+    # (tokens end by themselves, within their issuer's max_lifetime).
+    revocations_max_age: Duration = 86400.0
+    snapshot_file: Path | None = None  # keys and revocations, sealed, for a start without the database
     keys: KeysSection | None = None
     signing: SigningSection | None = None
 
@@ -160,6 +190,13 @@ class Settings(_Section):
     audit: AuditSection
     telemetry: TelemetrySection = TelemetrySection()
     bounds: BoundsSection = BoundsSection()
+
+    @model_validator(mode="after")
+    def _certificates_that_can_be_shown(self) -> Self:
+        tls = self.listen.tls
+        if self.identity.certificates and (tls is None or tls.client_ca_file is None):
+            raise ValueError("identity.certificates needs listen.tls.client_ca_file: else no certificate is asked for")
+        return self
 
 
 class SettingsError(Exception):

@@ -11,11 +11,11 @@ from weakref import WeakKeyDictionary
 
 from sidecar.core.model import Denial, MalformedRequest
 from sidecar.core.reasons import Reason
-from sidecar.transports import health, render, unary
+from sidecar.transports import health, render, unary, xfcc
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, FIRST_WORD, Bounds, RpcContext, Services, governed, read
 from sidecar.transports.departures import Departures
-from sidecar.transports.exchange import BLOCKED, CRASHED, DRAINED, NO_BUFFER
+from sidecar.transports.exchange import BLOCKED, CRASHED, NO_BUFFER
 from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
 from sidecar.transports.live import LiveRpc, LiveRpcs
 from sidecar.transports.outbox import ClientGone, pieces
@@ -47,7 +47,9 @@ class AsgiWire:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. The outermost frame is the crash barrier: an app that raises is answered as an empty 200."""
         pairs = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
-        context = read(self._services, methods.lookup(scope["path"]), pairs, _peer(scope))
+        certificate = next((xfcc.uris(value.decode("latin-1")) for name, value in pairs if name == xfcc.HEADER), ())
+        method = methods.lookup(scope["path"])
+        context = read(self._services, method, pairs, _peer(scope), certificate=certificate)
         reply = _Reply(send, context.id, self._services)
         try:
             if not _is_grpc(scope):
@@ -107,7 +109,7 @@ class AsgiWire:
         except TimeoutError:
             return EXPIRED
         except asyncio.CancelledError:
-            if not live.drained:
+            if live.ending is None:
                 raise
             return health.ENDED
         return EXPIRED
@@ -115,7 +117,7 @@ class AsgiWire:
     # --- governed --------------------------------------------------------------------------------------------------
 
     async def _unary(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
-        with self._live.track() as live:
+        with self._live.track(context.credential) as live:
             try:
                 message = await self._only_message(context, body)
                 if isinstance(message, render.Status):
@@ -124,9 +126,9 @@ class AsgiWire:
                 if answer.message is not None:
                     await reply.message(answer.message)
             except asyncio.CancelledError:
-                if not live.drained:
+                if live.ending is None:
                     raise
-                return render.status(DRAINED, context.id)
+                return render.status(live.ending, context.id)
             else:
                 return answer.status
 
@@ -148,15 +150,15 @@ class AsgiWire:
 
     async def _stream(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
         relay = StreamRelay(self._services, context, self._upstream, reply.data, held, framed=True)
-        with self._live.track(relay.drained, relay.idle) as live:
+        with self._live.track(context.credential, relay.end_with, relay.idle) as live:
             await reply.start()
             await reply.data(b"")  # pyvoy keeps headers back until the first data, which may be long in coming
             try:
                 return await relay.run(body.messages())
             except asyncio.CancelledError:
-                if not live.drained:
+                if live.ending is None:
                     raise
-                return render.status(DRAINED, context.id)
+                return render.status(live.ending, context.id)
 
 
 async def _first_word(receive: Receive) -> None:

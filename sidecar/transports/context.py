@@ -144,11 +144,18 @@ def governed(method: Method) -> bool:
 
 
 def read(
-    services: Services, method: Method, pairs: Sequence[Header], peer: str, *, timeout: int | None = None
+    services: Services,
+    method: Method,
+    pairs: Sequence[Header],
+    peer: str,
+    *,
+    certificate: Sequence[str] = (),
+    timeout: int | None = None,
 ) -> RpcContext:
     """Read one RPC's headers (names in lower case). Never raises: what can't be read becomes the context's ``fault``.
 
-    ``timeout`` is in ns, for a wire whose library reads ``grpc-timeout`` itself.
+    ``certificate``: the URIs of the client's certificate, verified by the wire. ``timeout`` is in ns, for a wire whose
+    library reads ``grpc-timeout`` itself.
     """
     at = services.now()
     single = _Single(pairs)
@@ -167,7 +174,7 @@ def read(
         id=services.ids.call(at),
         method=method,
         arrived=at,
-        credential=credentials.extract(pairs),
+        credential=credentials.extract(pairs, certificate),
         peer=peer,
         trace=_trace(services.ids, single),
         deadline_ns=at.mono_ns + (longest if timeout is None else min(timeout, longest)),

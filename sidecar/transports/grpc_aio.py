@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -19,7 +20,7 @@ from sidecar.core.model import Action, Denial, Method
 from sidecar.transports import health, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services, governed, read
-from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER
+from sidecar.transports.exchange import CRASHED, NO_BUFFER
 from sidecar.transports.live import LiveRpc, LiveRpcs
 from sidecar.transports.outbox import ClientGone
 from sidecar.transports.relay import StreamRelay
@@ -81,7 +82,12 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
         remaining = context.time_remaining()
         timeout = None if remaining is None else max(0, int(remaining * 1e9))
         return read(
-            self._services, method, tuple(context.invocation_metadata() or ()), _peer(context.peer()), timeout=timeout
+            self._services,
+            method,
+            tuple(context.invocation_metadata() or ()),
+            _peer(context.peer()),
+            certificate=_uris(context),
+            timeout=timeout,
         )
 
     async def _unary(self, method: Method, context: Context) -> bytes:
@@ -108,13 +114,13 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             return unary.Answer(None, status)
         held = unary.hold(self._services, rpc)
         context.add_done_callback(lambda _: held.release())  # the answer is sent by then; here it is only returned
-        with self._live.track() as live:
+        with self._live.track(rpc.credential) as live:
             try:
                 return await self._answer(rpc, context, held, live)
             except asyncio.CancelledError:
-                if not live.drained:
+                if live.ending is None:
                     raise
-                return unary.Answer(None, render.status(DRAINED, rpc.id))
+                return unary.Answer(None, render.status(live.ending, rpc.id))
 
     async def _answer(self, rpc: RpcContext, context: Context, held: Held, live: LiveRpc) -> unary.Answer:
         found = []
@@ -166,7 +172,7 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                 async for message in health.changes(self._services, rpc):
                     await write(message)
             except asyncio.CancelledError:
-                if not live.drained:
+                if live.ending is None:
                     raise
                 return health.ENDED
         return EXPIRED
@@ -174,13 +180,13 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
     async def _relay(self, rpc: RpcContext, context: Context) -> render.Status:
         with unary.hold(self._services, rpc) as held:
             relay = StreamRelay(self._services, rpc, self._upstream, _writer(context), held, framed=False)
-            with self._live.track(relay.drained, relay.idle) as live:
+            with self._live.track(rpc.credential, relay.end_with, relay.idle) as live:
                 try:
                     return await relay.run(_messages(context, held))
                 except asyncio.CancelledError:
-                    if not live.drained:
+                    if live.ending is None:
                         raise
-                    return render.status(DRAINED, rpc.id)
+                    return render.status(live.ending, rpc.id)
 
 
 async def _begin(context: Context, rpc: RpcContext) -> None:
@@ -216,5 +222,11 @@ async def _abort(context: Context, status: render.Status) -> None:
 
 
 def _peer(peer: str) -> str:
-    """``ipv4:127.0.0.1:52144`` → ``127.0.0.1:52144``."""
-    return peer.partition(":")[2] if peer.startswith(("ipv4:", "ipv6:")) else peer
+    """``ipv4:127.0.0.1:52144`` → ``127.0.0.1:52144``; ``ipv6:%5B::1%5D:52144`` → ``[::1]:52144``."""
+    return unquote(peer.partition(":")[2]) if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
+def _uris(context: Context) -> tuple[str, ...]:
+    """The URIs of the client's certificate, where it showed one; the server has verified it then."""
+    found = context.auth_context().get("peer_uri", ())
+    return tuple(uri.decode("utf-8", "replace") for uri in found)

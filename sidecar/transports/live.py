@@ -1,4 +1,4 @@
-"""The RPCs under way in this process, so that a drain can wait for them and, at the end of its grace, end them."""
+"""The RPCs under way in this process, so that a drain can wait for them, and it or a revocation can end them."""
 
 from __future__ import annotations
 
@@ -7,39 +7,46 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from sidecar.core.model import Credential, Denial
+
 
 class LiveRpc:
-    """One RPC's task; ``drained`` tells its handler that a cancellation came from the drain."""
+    """One RPC's task; ``ending`` tells its handler why we cancelled it, and is None where the client did."""
 
-    __slots__ = ("_idle", "_loop", "_on_drain", "_task", "drained")
+    __slots__ = ("_idle", "_loop", "_on_end", "_task", "credential", "ending")
 
     def __init__(
-        self, task: asyncio.Task[None], on_drain: Callable[[], None] | None, idle: Callable[[], bool] | None
+        self,
+        task: asyncio.Task[None],
+        credential: Credential | Denial | None,
+        on_end: Callable[[Denial], None] | None,
+        idle: Callable[[], bool] | None,
     ) -> None:
         self._task = task
         self._loop = task.get_loop()
-        self._on_drain = on_drain
+        self._on_end = on_end
         self._idle = idle
-        self.drained = False
+        self.credential = credential
+        self.ending: Denial | None = None
 
-    def cut(self) -> None:
-        """End it with DRAINING; callable from any thread."""
-        self._loop.call_soon_threadsafe(self._cut)
+    def cut(self, denial: Denial) -> None:
+        """End it with ``denial``; callable from any thread."""
+        self._loop.call_soon_threadsafe(self._cut, denial)
 
-    def cut_if_idle(self) -> None:
+    def cut_if_idle(self, denial: Denial) -> None:
         """End it so where nothing is under way on it: a client may keep a stream open that it no longer uses."""
         if self._idle is not None:
-            self._loop.call_soon_threadsafe(self._cut_if_idle)
+            self._loop.call_soon_threadsafe(self._cut_if_idle, denial)
 
-    def _cut_if_idle(self) -> None:
+    def _cut_if_idle(self, denial: Denial) -> None:
         if self._idle is not None and self._idle():
-            self._cut()
+            self._cut(denial)
 
-    def _cut(self) -> None:
-        if not self._task.done() and not self.drained:
-            self.drained = True
-            if self._on_drain is not None:
-                self._on_drain()
+    def _cut(self, denial: Denial) -> None:
+        if not self._task.done() and self.ending is None:
+            self.ending = denial
+            if self._on_end is not None:
+                self._on_end(denial)
             self._task.cancel()
 
 
@@ -55,11 +62,15 @@ class LiveRpcs:
 
     @contextmanager
     def track(
-        self, on_drain: Callable[[], None] | None = None, idle: Callable[[], bool] | None = None
+        self,
+        credential: Credential | Denial | None = None,
+        on_end: Callable[[Denial], None] | None = None,
+        idle: Callable[[], bool] | None = None,
     ) -> Iterator[LiveRpc]:
+        """Within it the RPC can be ended. Its credential must be looked at (again) only after it is tracked."""
         task = asyncio.current_task()
         assert task is not None
-        rpc = LiveRpc(task, on_drain, idle)
+        rpc = LiveRpc(task, credential, on_end, idle)
         with self._lock:
             self._rpcs.add(rpc)
         try:
@@ -68,14 +79,21 @@ class LiveRpcs:
             with self._lock:
                 self._rpcs.discard(rpc)
 
-    def cut_all(self) -> None:
+    def cut_all(self, denial: Denial) -> None:
         for rpc in self._all():
-            rpc.cut()
+            rpc.cut(denial)
 
-    def cut_idle(self) -> None:
+    def cut_idle(self, denial: Denial) -> None:
         """End the streams on which nothing is under way."""
         for rpc in self._all():
-            rpc.cut_if_idle()
+            rpc.cut_if_idle(denial)
+
+    def end_withdrawn(self, why: Callable[[Credential | Denial], Denial | None]) -> None:
+        """End every RPC whose credential ``why`` gives a Denial for."""
+        for rpc in self._all():
+            denial = None if rpc.credential is None else why(rpc.credential)
+            if denial is not None:
+                rpc.cut(denial)
 
     def _all(self) -> tuple[LiveRpc, ...]:
         with self._lock:

@@ -12,7 +12,7 @@ from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import CANCELLED, EXPIRED, RpcContext, Services
-from sidecar.transports.exchange import BLOCKED, CRASHED, DRAINED, NO_BUFFER, Exchange, UpstreamEnd
+from sidecar.transports.exchange import BLOCKED, CRASHED, NO_BUFFER, Exchange, UpstreamEnd
 from sidecar.transports.grpc_frames import UnsupportedEncoding
 from sidecar.transports.outbox import ClientGone, Outbox, Send
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
@@ -102,9 +102,9 @@ class StreamRelay:
         """Whether no call is under way, all that was answered is written, and yet the client may say more."""
         return not self._finishing and not self._calls and self._outbox.idle
 
-    def drained(self) -> None:
-        """The grace period is over: what is cancelled from now on failed DRAINING."""
-        self._ending = DRAINED
+    def end_with(self, denial: Denial) -> None:
+        """We end the RPC (a drain, a revocation): what is cancelled from now on failed with ``denial``."""
+        self._ending = denial
 
     # --- messages in -----------------------------------------------------------------------------------------------
 

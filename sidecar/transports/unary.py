@@ -11,7 +11,7 @@ from sidecar.core.reasons import Code, Reason
 from sidecar.transports import render
 from sidecar.transports.budget import Held
 from sidecar.transports.context import EXPIRED, RpcContext, Services
-from sidecar.transports.exchange import CRASHED, DRAINED, NO_BUFFER, Exchange, UpstreamEnd
+from sidecar.transports.exchange import CRASHED, NO_BUFFER, Exchange, UpstreamEnd
 from sidecar.transports.live import LiveRpc
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
 
@@ -81,7 +81,7 @@ async def serve(
     except TimeoutError:
         return _told(context, _fail(exchange, EXPIRED))
     except asyncio.CancelledError:
-        _fail(exchange, DRAINED if live.drained else context.gone(services.now()))
+        _fail(exchange, live.ending or context.gone(services.now()))
         raise
     except Exception as fault:  # noqa: BLE001 — the crash barrier of one call (DESIGN rule 7)
         services.crashed(context.id, fault)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from sidecar.cli import keys as keys_command
 from sidecar.cli import token as token_command
 from sidecar.core.model import Principal
-from sidecar.identity import keys
+from sidecar.identity import keys, mint
 from sidecar.identity.jwks import source_for
 from sidecar.identity.jwt import Issuer, TokenVerifier
 from sidecar.identity.keys import KeyRing
@@ -229,3 +229,106 @@ def test_a_lifetime_that_no_verifier_would_take_is_not_minted(tmp_path: Path, tt
     result = run(token_command.app, config, "mint", "--tenant", "acme", "--subject", "alice", "--ttl", ttl)
     assert result.exit_code == 2
     assert result.stdout == ""
+
+
+def test_the_scopes_of_a_key_are_shown_and_kept(config: Path) -> None:
+    made = answer(
+        keys_command.app, config, "issue", "--tenant", "acme", "--name", "n", "--methods", "ModelInfer,ModelReady",
+        "--regions", "eu-west-1", "--cidr", "10.0.0.0/8,2001:db8::/32", "--not-before", "2h",
+    )  # fmt: skip
+    assert set(made) == {"id", "key", "tenant", "name", "expires_at"}  # DESIGN §6: the shape that programs read
+    shown = answer(keys_command.app, config, "show", made["id"])
+    assert shown["methods"] == ["ModelInfer", "ModelReady"]
+    assert shown["regions"] == ["eu-west-1"]
+    assert shown["networks"] == ["10.0.0.0/8", "2001:db8::/32"]
+    assert shown["state"] == "pending"
+    assert [step["kind"] for step in shown["history"]] == ["key.issued"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--methods", "ModelInfer,Nothing"],
+        ["--cidr", "10.0.0.1/8"],
+        ["--cidr", "anywhere"],
+        ["--not-before", "2027-01-01T00:00:00"],
+        ["--not-before", "T"],
+        ["--not-before", "soon"],
+    ],
+)
+def test_a_scope_that_cannot_be_is_exit_2(config: Path, wrong: list[str]) -> None:
+    result = run(keys_command.app, config, "issue", "--tenant", "acme", "--name", "n", *wrong)
+    assert result.exit_code == 2
+    assert wrong[0] in result.stderr
+
+
+def test_a_key_is_let_expire_now_or_later(config: Path, dsn: str) -> None:
+    made = answer(keys_command.app, config, "issue", "--tenant", "acme", "--name", "n")
+    later = answer(keys_command.app, config, "expire", made["id"], "--when", "2099-01-01T00:00:00Z")
+    assert (later["state"], later["expires_at"]) == ("active", "2099-01-01T00:00:00Z")
+    assert answer(keys_command.app, config, "expire", made["id"])["state"] == "expired"
+    again = answer(keys_command.app, config, "expire", made["id"])
+    assert [step["kind"] for step in again["history"]] == ["key.issued", "key.expired", "key.expired"]
+    assert run(keys_command.app, config, "expire", made["id"], "--when", "1h").exit_code == 1  # no way back
+    assert run(keys_command.app, config, "expire", "nosuchkey000").exit_code == 1
+    kinds = query(dsn, "SELECT kind FROM warden.audit_events ORDER BY id")
+    assert kinds == [("key.issued",), ("key.expired",), ("key.expired",)]
+
+
+def test_tokens_are_revoked_by_jti_and_by_tenant(config: Path, dsn: str) -> None:
+    one = ("revoke", "--issuer", "https://i.example", "--jti", "7")
+    assert answer(token_command.app, config, *one) == {"issuer": "https://i.example", "jti": "7", "new": True}
+    assert answer(token_command.app, config, *one)["new"] is False
+    every = answer(token_command.app, config, "revoke", "--tenant", "acme", "--issued-before", "now")
+    assert every == {"tenant": "acme", "issued_before": "now", "new": True}
+    assert query(dsn, "SELECT kind, detail->>'jti', detail->>'tenant' FROM warden.audit_events ORDER BY id") == [
+        ("token.revoked", "7", None),
+        ("token.revoked", None, "acme"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong", [[], ["--jti", "7"], ["--tenant", "acme"], ["--tenant", "a", "--issuer", "i", "--jti", "7"]]
+)
+def test_half_a_revocation_is_exit_2(config: Path, wrong: list[str]) -> None:
+    assert run(token_command.app, config, "revoke", *wrong).exit_code == 2
+
+
+def verifies(directory: Path, token: str) -> bool:
+    source = source_for(str(directory / "jwks.json"), ("EdDSA", "ES256"), time.monotonic)
+    assert not isinstance(source, str)
+    source.refresh(time.time())
+    issuer = Issuer("https://warden.example", ("warden",), ("EdDSA", "ES256"), ("*",))
+    return isinstance(TokenVerifier([(issuer, source)]).identify(token.encode(), time.time()), Principal)
+
+
+def test_signing_keys_rotate_and_old_ones_verify_until_they_are_removed(tmp_path: Path) -> None:
+    config = configure(tmp_path, "host=/nowhere")
+    jwks = ("--jwks", str(tmp_path / "jwks.json"))
+    said = ("mint", "--tenant", "acme", "--subject", "s")
+    assert run(token_command.app, config, "init", *jwks).exit_code == 0
+    tokens = [answer(token_command.app, config, *said)["token"]]
+    for _ in range(2):
+        assert run(token_command.app, config, "rotate", *jwks, "--wait", "0s").exit_code == 0
+        tokens.append(answer(token_command.app, config, *said)["token"])
+    assert [verifies(tmp_path, token) for token in tokens] == [True] * 3
+    kids = [member["kid"] for member in json.loads((tmp_path / "jwks.json").read_text())["keys"]]
+    assert len(set(kids)) == 3
+    assert stat.S_IMODE((tmp_path / "signing.pem").stat().st_mode) == 0o600
+    assert not (tmp_path / "signing.pem.next").exists()
+    assert run(token_command.app, config, "retire", kids[2], *jwks).exit_code == 1  # it signs
+    assert run(token_command.app, config, "retire", "none", *jwks).exit_code == 1
+    assert run(token_command.app, config, "retire", kids[0], *jwks).exit_code == 0
+    assert [verifies(tmp_path, token) for token in tokens] == [False, True, True]
+
+
+def test_a_rotation_that_was_interrupted_goes_on_with_the_key_it_had_made(tmp_path: Path) -> None:
+    config = configure(tmp_path, "host=/nowhere")
+    jwks = ("--jwks", str(tmp_path / "jwks.json"))
+    assert run(token_command.app, config, "init", *jwks).exit_code == 0
+    made = mint.generate_key()
+    mint.write_private(tmp_path / "signing.pem.next", made)
+    assert run(token_command.app, config, "rotate", *jwks, "--wait", "0s").exit_code == 0
+    assert (tmp_path / "signing.pem").read_bytes() == made
+    (tmp_path / "jwks.json").write_text("{}")
+    assert run(token_command.app, config, "rotate", *jwks, "--wait", "0s").exit_code == 2

@@ -109,7 +109,8 @@ def test_rotating_keeps_id_and_name_and_the_old_secret_for_its_grace(connection:
     book = Book()
     first = issued(store.issue(connection, office(book), NewKey("acme", "laptop"), NOW))
     second = issued(store.rotate(connection, office(book, 2), first.info.id, HOUR, NOW))
-    assert second.info == replace(first.info, rotated_until=NOW + HOUR)
+    step = {"kind": "key.rotated", "at": NOW.isoformat(timespec="seconds"), "actor": "cli:olga"}
+    assert second.info == replace(first.info, rotated_until=NOW + HOUR, history=(*first.info.history, step))
     assert second.key.reveal() != first.key.reveal()
     assert macs(connection, first.info.id) == (mac_of(second), mac_of(first))
     assert second.info.state(NOW) == "rotating"

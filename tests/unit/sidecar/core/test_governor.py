@@ -18,6 +18,7 @@ from sidecar.core.model import (
     Method,
     Outcome,
     OutcomeKind,
+    Principal,
     ResponseFacts,
     Usage,
 )
@@ -541,6 +542,32 @@ def test_who_is_unknown_is_turned_away_before_the_message_is_read() -> None:
     assert not Stage().governor.turns_away(a_call().credential, AT)
     assert not observing().governor.turns_away(Denial(Reason.CREDENTIAL_MISSING), AT)
     assert stage.ports.entries == []
+
+
+# --- what a credential narrows, and its withdrawal ----------------------------------------------------------------
+
+
+def test_a_call_outside_of_its_credentials_scope_is_refused_before_any_policy_is_asked() -> None:
+    stage = Stage(FakePorts(who=Principal("acme", "laptop", "api_key", methods=("ServerLive",))))
+    refused = stage.governor.open(a_call(), AT)
+    assert isinstance(refused, Refused)
+    assert (refused.denial.reason, refused.denial.rule) == (Reason.METHOD_NOT_ALLOWED, "key.methods")
+    assert "authorise" not in stage.ports.steps
+    assert not stage.ports.held
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_only_a_revocation_ends_a_call_under_way(reason: Reason) -> None:
+    stage, credential = Stage(FakePorts(denials={"identify": Denial(reason)})), a_call().credential
+    found = stage.governor.revoked(credential, AT)
+    assert (found is not None) is (reason in {Reason.KEY_REVOKED, Reason.TOKEN_REVOKED})
+
+
+def test_what_is_in_order_or_only_observed_goes_on() -> None:
+    revoked = {"identify": Denial(Reason.KEY_REVOKED)}
+    assert Stage().governor.revoked(a_call().credential, AT) is None
+    assert observing(denials=revoked).governor.revoked(a_call().credential, AT) is None
+    assert Stage(FakePorts(denials=revoked)).governor.revoked(Denial(Reason.CREDENTIAL_MISSING), AT) is None
 
 
 def test_who_may_do_nothing_is_turned_away_before_the_message_is_read() -> None:

@@ -84,3 +84,25 @@ def test_a_refusal_repeats_nothing_of_the_credential() -> None:
         found = extract(headers)
         assert isinstance(found, Denial)
         assert "c2VjcmV0" not in repr(found)
+
+
+def test_a_certificate_counts_where_no_header_does() -> None:
+    found = extract([("user-agent", "x")], ("spiffe://a/b",))
+    assert isinstance(found, Credential)
+    assert (found.kind, found.secret.reveal()) == ("certificate", b"spiffe://a/b")
+
+
+def test_a_header_counts_before_a_certificate_even_a_bad_one() -> None:
+    found = extract([("x-api-key", KEY)], ("spiffe://a/b",))
+    assert isinstance(found, Credential)
+    assert found.kind == "api_key"
+    for headers, reason in (([("x-api-key", "")], MISSING), ([("x-api-key", KEY)] * 2, AMBIGUOUS)):
+        refused = extract(headers, ("spiffe://a/b",))
+        assert isinstance(refused, Denial)
+        assert refused.reason is reason
+
+
+def test_a_certificate_of_several_uris_is_ambiguous() -> None:
+    refused = extract([], ("spiffe://a/b", "spiffe://a/c"))
+    assert isinstance(refused, Denial)
+    assert refused.reason is AMBIGUOUS

@@ -10,7 +10,8 @@ import pytest
 from sidecar.core.model import Denial, Principal, Secret
 from sidecar.core.reasons import Reason
 from sidecar.identity import keys
-from sidecar.identity.identify import Identifier
+from sidecar.identity.denials import Age
+from sidecar.identity.identify import CertificateRule, Identifier
 from sidecar.identity.jwt import TokenVerifier
 from sidecar.identity.keys import KeyRing, KeySnapshot
 from tests.support.identity import NOW, claims, credential, generate, issuer, jwk, jwks, key_row, seeded, sign, source
@@ -22,7 +23,7 @@ SIGNER = generate("EdDSA")
 
 def identifier(*, ring: bool = True) -> Identifier:
     made = KeyRing(PEPPER, "live", max_age=60)
-    made.install(KeySnapshot({KEY.id: key_row(KEY.id, keys.mac(PEPPER, KEY.secret))}, NOW))
+    made.install(KeySnapshot({KEY.id: key_row(KEY.id, keys.mac(PEPPER, KEY.secret))}, Age(NOW)))
     tokens = TokenVerifier([(issuer(), source(jwks(jwk(SIGNER, "k")), ("EdDSA",)))])
     return Identifier(tokens, made if ring else None)
 
@@ -54,3 +55,21 @@ def test_the_request_path_imports_neither_sqlalchemy_nor_grpc() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert run.stdout.strip() == "[]"
+
+
+def test_a_certificate_is_the_first_rule_that_fits() -> None:
+    rules = (
+        CertificateRule("spiffe://x/ns/acme/*", "acme", ("tenant", "operator")),
+        CertificateRule("spiffe://x/*", "birch"),
+    )
+    door = Identifier(TokenVerifier([]), None, rules)
+    found = door.identify(credential("certificate", b"spiffe://x/ns/acme/sa/a"), NOW)
+    assert found == Principal("acme", "spiffe://x/ns/acme/sa/a", "certificate", frozenset({"tenant", "operator"}))
+    other = door.identify(credential("certificate", b"spiffe://x/ns/acme"), NOW)
+    assert isinstance(other, Principal)
+    assert other.tenant == "birch"
+    for uri in (b"spiffe://y/ns/acme/sa/a", b"SPIFFE://x/ns/acme/sa/a", b"", b"\xff"):
+        nobody = door.identify(credential("certificate", uri), NOW)
+        assert isinstance(nobody, Denial)
+        assert nobody.reason is Reason.CREDENTIAL_MISSING
+        assert not uri or uri.decode("latin-1") not in nobody.public

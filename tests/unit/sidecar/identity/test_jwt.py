@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
-import hmac
-import json
-from collections.abc import Callable
 from dataclasses import fields
-from functools import cache
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa, utils
-from cryptography.hazmat.primitives.hashes import SHA256
 
 from sidecar.core.model import Denial, Principal
 from sidecar.core.reasons import Reason
 from sidecar.identity.compact import MAX_TOKEN
 from sidecar.identity.jwks import JwksSource
-from sidecar.identity.jwt import MAX_TEXT, Issuer, TokenVerifier
+from sidecar.identity.jwt import Issuer, TokenVerifier
 from sidecar.runtime.settings import IssuerSection
+from tests.support.attacks import KINDS, MALFORMED, SIGNATURE, Forger, attacks, header, key, key_set, signed, stray
 from tests.support.identity import (
     AUDIENCE,
     ISSUER,
     NOW,
     FakeFetch,
-    b64,
     claims,
-    generate,
     issuer,
     jwk,
     jwks,
@@ -38,28 +29,7 @@ from tests.support.identity import (
     source,
 )
 
-MALFORMED, SIGNATURE = Reason.TOKEN_MALFORMED, Reason.TOKEN_SIGNATURE
 ALL = ("EdDSA", "ES256", "ES384", "RS256", "PS256")
-KINDS = ("EdDSA", "ES256", "ES384", "RS256")
-
-
-@cache
-def key(kind: str, number: int = 0) -> Any:
-    return generate(kind)
-
-
-def header(kind: str = "EdDSA", **changes: Any) -> dict[str, Any]:
-    made = {"alg": kind, "kid": kind, "typ": "JWT"} | changes
-    return {name: value for name, value in made.items() if value is not None}
-
-
-def good(kind: str = "EdDSA", **changes: Any) -> bytes:
-    return sign(key(kind), kind, header(kind), claims(**changes))
-
-
-@cache
-def key_set() -> bytes:
-    return jwks(*(jwk(key(kind), kind) for kind in KINDS))
 
 
 def verifier(**changes: Any) -> TokenVerifier:
@@ -101,6 +71,35 @@ def test_claims_are_found_by_path_and_by_name() -> None:
     assert found.roles == {"tenant", "operator"}
 
 
+def test_roles_are_mapped_and_others_count_for_nothing() -> None:
+    mapped = {"role_map": {"Model.Use": "tenant", "Model.Run": "operator"}, "roles": ("tenant", "operator")}
+    for given, roles in (
+        (["Model.Use", "offline_access"], {"tenant"}),
+        ("Model.Run Model.Use", {"tenant", "operator"}),
+        (["tenant"], set()),  # our own name is not the issuer's
+        (None, {"tenant"}),
+    ):
+        found = verifier(**mapped).identify(good(roles=given), NOW)
+        assert isinstance(found, Principal)
+        assert found.roles == roles
+    assert reason(good(roles=["x"]), role_map={"x": "operator"}) is Reason.TOKEN_ISSUER  # not its role to give
+
+
+@pytest.mark.parametrize(
+    ("claims", "found"),
+    [
+        ({"kubernetes.io": {"namespace": "acme"}}, "acme"),
+        ({"kubernetes.io.namespace": "birch-1", "kubernetes.io": {"namespace": "acme"}}, "birch-1"),
+        ({"kubernetes": {"io": {"namespace": "acme"}}}, "acme"),
+        ({"kubernetes.io": "acme"}, None),
+        ({"kubernetes.io": {}}, None),
+    ],
+)
+def test_a_claims_name_may_hold_dots(claims: dict[str, Any], found: str | None) -> None:
+    principal = verifier(tenant_claim="kubernetes.io.namespace").identify(good(tenant=None, **claims), NOW)
+    assert (principal.tenant if isinstance(principal, Principal) else None) == found
+
+
 @pytest.mark.parametrize("aud", [AUDIENCE, ["x", AUDIENCE], [AUDIENCE]])
 def test_any_audience_may_fit(aud: Any) -> None:
     assert reason(good(aud=aud)) is None
@@ -122,232 +121,9 @@ def test_a_token_without_kid_uses_the_only_key() -> None:
 # --- forged and mangled ones --------------------------------------------------------------------------------------
 
 
-def split(token: bytes) -> list[bytes]:
-    return token.split(b".")
-
-
-def raw(head: Any, body: Any, signature: bytes) -> bytes:
-    parts = [part if isinstance(part, bytes) else json.dumps(part).encode() for part in (head, body)]
-    return b".".join([*map(b64, parts), b64(signature)])
-
-
-def hmac_signed(secret: bytes, alg: str = "HS256") -> bytes:
-    signing = b".".join([b64(json.dumps(header("RS256", alg=alg)).encode()), b64(json.dumps(claims()).encode())])
-    return signing + b"." + b64(hmac.digest(secret, signing, "sha256"))
-
-
-def public_bytes(encoding: Any) -> bytes:
-    data: bytes = key("RS256").public_key().public_bytes(encoding, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return data
-
-
-def es256_with(change: Callable[[bytes], bytes]) -> bytes:
-    head, body, signature = split(good("ES256"))
-    return b".".join([head, body, b64(change(base64.urlsafe_b64decode(signature + b"==")))])
-
-
-def der(signature: bytes) -> bytes:
-    return utils.encode_dss_signature(int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:], "big"))
-
-
-def signed(head: Any, body: Any) -> bytes:
-    return sign(key("EdDSA"), "EdDSA", head, body)
-
-
-def duplicate(text: str, *, spelled: str) -> bytes:
-    return text[:-1].encode() + b', "' + spelled.encode() + b'": "mallory"}'
-
-
-def wrong_curve() -> bytes:
-    signing = b".".join([b64(json.dumps(header("ES256")).encode()), b64(json.dumps(claims()).encode())])
-    private = ec.generate_private_key(ec.SECP256K1())
-    r, s = utils.decode_dss_signature(private.sign(signing, ec.ECDSA(SHA256())))
-    return signing + b"." + b64(r.to_bytes(32, "big") + s.to_bytes(32, "big"))
-
-
-def embedded_jwk() -> bytes:
-    mallory = key("EdDSA", 1)
-    return sign(mallory, "EdDSA", header(jwk=jwk(mallory, "EdDSA")), claims())
-
-
-HEADER_JSON, CLAIMS_JSON = json.dumps(header()), json.dumps(claims())
-ZERO, ONE = bytes(32), bytes(31) + b"\1"
-
-ATTACKS: dict[str, tuple[Callable[[], bytes], Reason]] = {
-    # algorithms and keys
-    "alg none": (lambda: raw(header(alg="none"), claims(), b"x"), SIGNATURE),
-    "alg None": (lambda: raw(header(alg="None"), claims(), b"x"), SIGNATURE),
-    "alg NONE": (lambda: raw(header(alg="NONE"), claims(), b"x"), SIGNATURE),
-    "alg nOnE with a good signature": (lambda: signed(header(alg="nOnE"), claims()), SIGNATURE),
-    "alg none, no signature": (lambda: raw(header(alg="none"), claims(), b""), MALFORMED),
-    "alg empty": (lambda: signed(header(alg=""), claims()), SIGNATURE),
-    "alg with a blank": (lambda: signed(header(alg="EdDSA "), claims()), SIGNATURE),
-    "alg in lower case": (lambda: signed(header(alg="eddsa"), claims()), SIGNATURE),
-    "alg missing": (lambda: signed(header(alg=None), claims()), MALFORMED),
-    "alg a list": (lambda: signed(header(alg=["EdDSA"]), claims()), MALFORMED),
-    "HS256 with the PEM as secret": (lambda: hmac_signed(public_bytes(serialization.Encoding.PEM)), SIGNATURE),
-    "HS256 with the DER as secret": (lambda: hmac_signed(public_bytes(serialization.Encoding.DER)), SIGNATURE),
-    "HS256 with the JWK as secret": (
-        lambda: hmac_signed(json.dumps(jwk(key("RS256"), "RS256")).encode()),
-        SIGNATURE,
-    ),
-    "HS256 with an empty secret": (lambda: hmac_signed(b""), SIGNATURE),
-    "HMAC under the name RS256": (lambda: hmac_signed(public_bytes(serialization.Encoding.PEM), "RS256"), SIGNATURE),
-    "another key of the same kid": (lambda: sign(key("EdDSA", 1), "EdDSA", header(), claims()), SIGNATURE),
-    "another key's kid": (lambda: signed(header(kid="ES256"), claims()), SIGNATURE),
-    "RSA key asked for PS256": (lambda: sign(key("RS256"), "PS256", header("PS256", kid="RS256"), claims()), SIGNATURE),
-    "alg of another key type": (lambda: signed(header("ES256", kid="EdDSA"), claims()), SIGNATURE),
-    "ES256K": (lambda: raw(header(alg="ES256K"), claims(), b"x" * 64), SIGNATURE),
-    "ES256 on another curve": (wrong_curve, SIGNATURE),
-    "ES256 with r = 0": (lambda: es256_with(lambda s: ZERO + s[32:]), SIGNATURE),
-    "ES256 with s = 0": (lambda: es256_with(lambda s: s[:32] + ZERO), SIGNATURE),
-    "ES256 with r = s = 0": (lambda: es256_with(lambda _: bytes(64)), SIGNATURE),
-    "ES256 with r = s = 1": (lambda: es256_with(lambda _: ONE + ONE), SIGNATURE),
-    "ES256 in DER": (lambda: es256_with(der), SIGNATURE),
-    "ES256 one byte short": (lambda: es256_with(lambda s: s[:-1]), SIGNATURE),
-    "ES256 one byte long": (lambda: es256_with(lambda s: s + b"\0"), SIGNATURE),
-    "weak RSA": (
-        lambda: sign(rsa.generate_private_key(65537, 1024), "RS256", header("RS256"), claims()),
-        SIGNATURE,
-    ),
-    # keys and key addresses of the sender's
-    "embedded jwk": (embedded_jwk, MALFORMED),
-    "jku": (lambda: signed(header(jku="https://evil.example/jwks"), claims()), MALFORMED),
-    "x5u": (lambda: signed(header(x5u="http://127.0.0.1/"), claims()), MALFORMED),
-    "x5c": (lambda: signed(header(x5c=["MIIB"]), claims()), MALFORMED),
-    "kid unknown": (lambda: signed(header(kid="nope"), claims()), SIGNATURE),
-    "kid in another case": (lambda: signed(header(kid="eddsa"), claims()), SIGNATURE),
-    "kid a path": (lambda: signed(header(kid="../../../../dev/null"), claims()), SIGNATURE),
-    "kid SQL": (lambda: signed(header(kid="x' UNION SELECT 'k"), claims()), SIGNATURE),
-    "kid with NUL": (lambda: signed(header(kid="EdDSA\0"), claims()), SIGNATURE),
-    "kid a list": (lambda: signed(header(kid=["EdDSA"]), claims()), MALFORMED),
-    "kid a number": (lambda: signed(header(kid=1), claims()), MALFORMED),
-    "kid of 1 MB": (lambda: signed(header(kid="k" * 2**20), claims()), MALFORMED),
-    # extensions and other serialisations
-    "crit": (lambda: signed(header(crit=["exp"]), claims()), MALFORMED),
-    "crit empty": (lambda: signed(header(crit=[]), claims()), MALFORMED),
-    "b64 false": (lambda: signed(header(b64=False, crit=["b64"]), claims()), MALFORMED),
-    "b64 true": (lambda: signed(header(b64=True), claims()), MALFORMED),
-    "zip": (lambda: signed(header(zip="DEF"), gzip.compress(bytes(4000))), MALFORMED),
-    "nested": (lambda: signed(header(cty="JWT"), good()), MALFORMED),
-    "encrypted, five parts": (lambda: b".".join([b64(b'{"alg":"RSA-OAEP","enc":"A128GCM"}')] + [b"YQ"] * 4), MALFORMED),
-    "encrypted header, three parts": (lambda: signed(header(enc="A128GCM"), claims()), MALFORMED),
-    "PBES2": (lambda: signed(header(alg="PBES2-HS256+A128KW", p2c=2**31 - 1), claims()), SIGNATURE),
-    "JSON serialisation": (lambda: json.dumps({"payload": "e30", "signatures": []}).encode(), MALFORMED),
-    # shape
-    "one part": (lambda: b"abc", MALFORMED),
-    "two parts": (lambda: good().rpartition(b".")[0], MALFORMED),
-    "four parts": (lambda: good() + b".YQ", MALFORMED),
-    "empty header": (lambda: b"." + good().partition(b".")[2], MALFORMED),
-    "empty payload": (lambda: signed(header(), b""), MALFORMED),
-    "empty signature": (lambda: good().rpartition(b".")[0] + b".", MALFORMED),
-    "padding": (lambda: good() + b"==", MALFORMED),
-    "standard alphabet": (lambda: signed(header(), claims(sub="??>>~~")).replace(b"_", b"/", 1), MALFORMED),
-    "line break": (lambda: good()[:40] + b"\n" + good()[40:], MALFORMED),
-    "blank": (lambda: good() + b" ", MALFORMED),
-    "NUL behind": (lambda: good() + b"\0", MALFORMED),
-    "non-ASCII": (lambda: good().replace(b"e", "е".encode(), 1), MALFORMED),
-    "stray bits in the last character": (lambda: stray(good()), MALFORMED),
-    "impossible length": (lambda: good().rpartition(b".")[0] + b".YWJjZ", MALFORMED),
-    "20 MB": (lambda: b"a" * 20_000_000, MALFORMED),
-    "just too long": (lambda: signed(header(), claims(pad="x" * MAX_TOKEN)), MALFORMED),
-    # JSON
-    "claim twice": (lambda: signed(header(), duplicate(CLAIMS_JSON, spelled="sub")), MALFORMED),
-    "claim twice, escaped": (lambda: signed(header(), duplicate(CLAIMS_JSON, spelled=r"\u0073ub")), MALFORMED),
-    "nested name twice": (lambda: signed(header(), CLAIMS_JSON[:-1].encode() + b', "x": {"a": 1, "a": 2}}'), MALFORMED),
-    "header twice": (lambda: signed(duplicate(HEADER_JSON, spelled="kid"), claims()), MALFORMED),
-    "NaN": (lambda: signed(header(), claims(exp=float("nan"))), MALFORMED),
-    "Infinity": (lambda: signed(header(), claims(exp=float("inf"))), MALFORMED),
-    "1e999": (lambda: signed(header(), CLAIMS_JSON[:-1].encode() + b', "x": 1e999}'), MALFORMED),
-    "5000 digits": (lambda: signed(header(), CLAIMS_JSON[:-1].encode() + b', "x": ' + b"9" * 5000 + b"}"), MALFORMED),
-    "depth 17": (lambda: signed(header(), claims(x=json.loads("[" * 16 + "]" * 16))), MALFORMED),
-    "depth 3000": (lambda: signed(header(), b"[" * 3000), MALFORMED),
-    "payload a list": (lambda: signed(header(), b"[]"), MALFORMED),
-    "payload a text": (lambda: signed(header(), b'"x"'), MALFORMED),
-    "trailing JSON": (lambda: signed(header(), CLAIMS_JSON.encode() + b"{}"), MALFORMED),
-    "UTF-16": (lambda: signed(header(), CLAIMS_JSON.encode("utf-16")), MALFORMED),
-    "UTF-16 without BOM": (lambda: signed(header(), CLAIMS_JSON.encode("utf-16-le")), MALFORMED),
-    "BOM": (lambda: signed(header(), b"\xef\xbb\xbf" + CLAIMS_JSON.encode()), MALFORMED),
-    "overlong UTF-8": (lambda: signed(header(), CLAIMS_JSON.encode().replace(b"alice", b"\xc0\xaf")), MALFORMED),
-    "lone surrogate": (lambda: signed(header(), CLAIMS_JSON.replace("alice", r"\ud800").encode()), MALFORMED),
-    "lone surrogate in a claim nobody reads": (lambda: signed(header(), claims(x="\ud800")), MALFORMED),
-    "lone surrogate in a name": (lambda: signed(header(), claims(**{"\udfff": 1})), MALFORMED),
-    "lone surrogate in the kid": (lambda: signed(header(kid="EdDSA\ud800"), claims()), MALFORMED),
-    # types
-    "logout token": (lambda: signed(header(typ="logout+jwt"), claims()), MALFORMED),
-    "dpop proof": (lambda: signed(header(typ="dpop+jwt"), claims()), MALFORMED),
-    "typ a number": (lambda: signed(header(typ=1), claims()), MALFORMED),
-    # times
-    "expired": (lambda: good(iat=NOW - 700, exp=NOW - 60), Reason.TOKEN_EXPIRED),
-    "exp just now, no leeway left": (lambda: good(exp=NOW - 30), Reason.TOKEN_EXPIRED),
-    "exp negative": (lambda: good(exp=-1), Reason.TOKEN_EXPIRED),
-    "exp text": (lambda: good(exp="1900000000"), MALFORMED),
-    "exp bool": (lambda: good(exp=True), MALFORMED),
-    "exp a list": (lambda: good(exp=[NOW + 60]), MALFORMED),
-    "exp huge": (lambda: good(exp=10**15), MALFORMED),
-    "exp 1e300": (lambda: good(exp=1e300), MALFORMED),
-    "exp missing": (lambda: good(exp=None), MALFORMED),
-    "exp null": (lambda: signed(header(), claims() | {"exp": None}), MALFORMED),
-    "iat missing": (lambda: good(iat=None), MALFORMED),
-    "iat bool": (lambda: good(iat=False), MALFORMED),
-    "iat in the future": (lambda: good(iat=NOW + 31, exp=NOW + 60), Reason.TOKEN_NOT_YET_VALID),
-    "iat in the future, nbf not": (
-        lambda: good(iat=NOW + 31, nbf=NOW - 10, exp=NOW + 60),
-        Reason.TOKEN_NOT_YET_VALID,
-    ),
-    "nbf in the future": (lambda: good(nbf=NOW + 31), Reason.TOKEN_NOT_YET_VALID),
-    "nbf text": (lambda: good(nbf="0"), MALFORMED),
-    "nbf null": (lambda: signed(header(), claims() | {"nbf": None}), MALFORMED),
-    "lives too long": (lambda: good(iat=NOW, exp=NOW + 3601), Reason.TOKEN_ISSUER),
-    # audience
-    "aud missing": (lambda: good(aud=None), MALFORMED),
-    "aud empty": (lambda: good(aud=[]), MALFORMED),
-    "aud a number": (lambda: good(aud=1), MALFORMED),
-    "aud nested": (lambda: good(aud=[[AUDIENCE]]), MALFORMED),
-    "aud an object": (lambda: good(aud={"warden": 1}), MALFORMED),
-    "aud another": (lambda: good(aud="other"), Reason.TOKEN_AUDIENCE),
-    "aud a prefix": (lambda: good(aud="ward"), Reason.TOKEN_AUDIENCE),
-    "aud longer": (lambda: good(aud="warden2"), Reason.TOKEN_AUDIENCE),
-    "aud in another case": (lambda: good(aud="Warden"), Reason.TOKEN_AUDIENCE),
-    "aud with a slash": (lambda: good(aud="warden/"), Reason.TOKEN_AUDIENCE),
-    # issuer
-    "iss missing": (lambda: good(iss=None), MALFORMED),
-    "iss a list": (lambda: good(iss=[ISSUER]), MALFORMED),
-    "iss another": (lambda: good(iss="https://evil.example"), Reason.TOKEN_ISSUER),
-    "iss with a slash": (lambda: good(iss=ISSUER + "/"), Reason.TOKEN_ISSUER),
-    "iss a substring": (lambda: good(iss=ISSUER[:-1]), Reason.TOKEN_ISSUER),
-    "iss a homograph": (lambda: good(iss=ISSUER.replace("i", "і", 1)), Reason.TOKEN_ISSUER),
-    "iss in another case": (lambda: good(iss=ISSUER.upper()), Reason.TOKEN_ISSUER),
-    # who
-    "sub missing": (lambda: good(sub=None), MALFORMED),
-    "sub empty": (lambda: good(sub=""), MALFORMED),
-    "sub a number": (lambda: good(sub=7), MALFORMED),
-    "sub with NUL": (lambda: good(sub="alice\0root"), MALFORMED),
-    "sub with a line break": (lambda: good(sub="alice\nroot"), MALFORMED),
-    "sub with C1": (lambda: good(sub="alice\x85root"), MALFORMED),
-    "sub with a line separator": (lambda: good(sub="alice\u2028root"), MALFORMED),
-    "sub too long": (lambda: good(sub="a" * (MAX_TEXT + 1)), MALFORMED),
-    "tenant missing": (lambda: good(tenant=None), MALFORMED),
-    "tenant a list": (lambda: good(tenant=["acme"]), MALFORMED),
-    "tenant empty": (lambda: good(tenant=""), MALFORMED),
-    "another tenant": (lambda: good(tenant="cobalt"), Reason.TOKEN_ISSUER),
-    "tenant in another case": (lambda: good(tenant="ACME"), Reason.TOKEN_ISSUER),
-    "tenant by half a glob": (lambda: good(tenant="birch"), Reason.TOKEN_ISSUER),
-    "tenant with a line break": (lambda: good(tenant="birch-\n"), MALFORMED),
-    "tenant a glob": (lambda: good(tenant="*"), Reason.TOKEN_ISSUER),
-    "roles it may not give": (lambda: good(roles=["tenant", "admin"]), Reason.TOKEN_ISSUER),
-    "roles as text": (lambda: good(roles="admin"), Reason.TOKEN_ISSUER),
-    "roles an object": (lambda: good(roles={"tenant": True}), MALFORMED),
-    "roles nested": (lambda: good(roles=[["tenant"]]), MALFORMED),
-    "roles without end": (lambda: good(roles=["tenant"] * 33), MALFORMED),
-}
-
-
-def stray(token: bytes) -> bytes:
-    """The same bytes spelled another way: an EdDSA signature's last character carries two bits that mean nothing."""
-    alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
-    last = alphabet.index(token[-1:])
-    return token[:-1] + alphabet[last ^ 1 : (last ^ 1) + 1]
+ATTACKS = attacks(NOW)
+_FORGER = Forger(NOW)
+good = _FORGER.good
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

@@ -9,6 +9,7 @@ import pytest
 from sidecar.core.model import Denial, Principal, Secret
 from sidecar.core.reasons import Reason
 from sidecar.identity import keys
+from sidecar.identity.denials import Age
 from sidecar.identity.keys import ApiKey, KeyRing, KeySnapshot
 from tests.support.identity import NOW, key_row, seeded
 
@@ -24,7 +25,7 @@ def mac(key: ApiKey) -> bytes:
 
 def ring_of(*rows: keys.KeyRow, at: float = NOW, max_age: float = 3600.0) -> KeyRing:
     ring = KeyRing(PEPPER, "live", max_age=max_age)
-    ring.install(KeySnapshot({row.id: row for row in rows}, at))
+    ring.install(KeySnapshot({row.id: row for row in rows}, Age(at)))
     return ring
 
 
@@ -89,7 +90,7 @@ def test_what_is_not_a_key_is_unknown(text: bytes) -> None:
 
 
 def test_a_good_key_is_its_principal() -> None:
-    row = key_row(KEY.id, mac(KEY), models=("chat",), roles=frozenset({"tenant", "operator"}), expires_at=NOW + 1)
+    row = key_row(KEY.id, mac(KEY), models=("chat",), roles=("tenant", "operator"), expires_at=NOW + 1)
     found = ring_of(row).identify(TEXT, NOW)
     assert found == Principal(
         "acme", "laptop", "api_key", frozenset({"tenant", "operator"}), "", KEY.id, ("chat",), NOW + 1
@@ -174,7 +175,7 @@ def test_while_the_database_is_away_known_keys_work_and_unknown_ones_are_not_tol
     assert isinstance(ring.identify(TEXT, NOW + 60), Principal)
     assert refused(ring.identify(OTHER.text().encode(), NOW)).reason is Reason.KEYS_UNAVAILABLE
     assert refused(ring.identify(TEXT, NOW + 60.1)).reason is Reason.KEYS_UNAVAILABLE
-    ring.confirm(NOW + 61)
+    ring.confirm(Age(NOW + 61))
     assert isinstance(ring.identify(TEXT, NOW + 61), Principal)
     assert refused(ring.identify(OTHER.text().encode(), NOW + 61)).reason is Reason.KEY_UNKNOWN
 
@@ -202,12 +203,72 @@ def test_a_malformed_key_is_unknown_whether_the_database_answers_or_not() -> Non
 def test_the_age_is_that_of_the_last_confirmation() -> None:
     ring = KeyRing(PEPPER, "live", max_age=60)
     assert ring.age(NOW) is None
-    ring.install(KeySnapshot({}, NOW))
+    ring.install(KeySnapshot({}, Age(NOW)))
     assert ring.age(NOW + 2) == 2
-    ring.confirm(NOW + 2)
+    ring.confirm(Age(NOW + 2))
     assert ring.age(NOW + 2) == 0
 
 
 @pytest.mark.parametrize(("data", "good"), [(b"x" * 16, True), (b"x" * 16 + b"\r\n", True), (b"x" * 15 + b"\n", False)])
 def test_a_pepper_is_long_enough_without_its_line_end(data: bytes, good: bool) -> None:
     assert isinstance(keys.read_pepper(data), Secret if good else str)
+
+
+def test_a_revocation_counts_at_once_whatever_the_revokers_clock_says() -> None:
+    row = key_row(KEY.id, mac(KEY), revoked_at=NOW + 600)
+    assert refused(ring_of(row).identify(TEXT, NOW)).reason is Reason.KEY_REVOKED
+
+
+@pytest.mark.parametrize(
+    ("regions", "within"), [(None, True), (("eu-west-1", "x"), True), (("us-east-1",), False), ((), False)]
+)
+def test_a_key_for_other_regions(regions: tuple[str, ...] | None, within: bool) -> None:
+    ring = KeyRing(PEPPER, "live", max_age=60, region="eu-west-1")
+    ring.install(KeySnapshot({KEY.id: key_row(KEY.id, mac(KEY), regions=regions)}, Age(NOW)))
+    found = ring.identify(TEXT, NOW)
+    if within:
+        assert isinstance(found, Principal)
+    else:
+        assert (refused(found).reason, refused(found).rule) == (Reason.RESIDENCY_PROCESSING, "key.regions")
+
+
+def test_scopes_are_the_principals() -> None:
+    found = ring_of(key_row(KEY.id, mac(KEY), methods=("ModelInfer",), networks=("10.0.0.0/8",))).identify(TEXT, NOW)
+    assert isinstance(found, Principal)
+    assert found.methods == ("ModelInfer",)
+    assert [str(each) for each in found.networks or ()] == ["10.0.0.0/8"]
+
+
+def test_a_principal_is_made_once_and_anew_when_its_row_changed() -> None:
+    ring = ring_of(key_row(KEY.id, mac(KEY)))
+    first = ring.identify(TEXT, NOW)
+    assert ring.identify(TEXT, NOW) is first
+    ring.install(KeySnapshot({KEY.id: key_row(KEY.id, mac(KEY), name="desk")}, Age(NOW)))
+    second = ring.identify(TEXT, NOW)
+    assert isinstance(second, Principal)
+    assert second.name == "desk"
+
+
+def test_uses_are_noted_of_good_keys_alone_and_taken_once() -> None:
+    ring = ring_of(key_row(KEY.id, mac(KEY)), key_row(OTHER.id, mac(OTHER), revoked_at=NOW))
+    ring.identify(TEXT, NOW)
+    ring.identify(TEXT, NOW + 5)
+    ring.identify(OTHER.text().encode(), NOW)
+    assert ring.take_used() == {KEY.id: NOW + 5}
+    assert ring.take_used() == {}
+
+
+def test_a_clock_set_back_makes_no_snapshot_young_for_ever() -> None:
+    ring = ring_of(key_row(KEY.id, mac(KEY)), max_age=600)
+    ring.lost()
+    assert isinstance(ring.identify(TEXT, NOW - 60), Principal)
+    assert refused(ring.identify(TEXT, NOW - 61)).reason is Reason.KEYS_UNAVAILABLE
+
+
+def test_the_databases_clock_counts() -> None:
+    """It is 100 s ahead of ours: an age is what has passed, not the difference of two clocks."""
+    ring = KeyRing(PEPPER, "live", max_age=60)
+    ring.install(KeySnapshot({KEY.id: key_row(KEY.id, mac(KEY))}, Age(NOW + 100, 100.0)))
+    assert ring.age(NOW + 7) == 7
+    assert isinstance(ring.identify(TEXT, NOW + 60), Principal)
+    assert refused(ring.identify(TEXT, NOW + 61)).reason is Reason.KEYS_UNAVAILABLE

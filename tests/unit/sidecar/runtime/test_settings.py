@@ -177,3 +177,23 @@ def test_a_leeway_may_be_none_at_all_but_not_longer_than_a_minute(tmp_path: Path
     identity["issuers"][0]["leeway"] = "61s"
     with pytest.raises(SettingsError, match="leeway"):
         load(write(tmp_path, identity=identity))
+
+
+def test_certificates_need_an_authority_to_be_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "warden.yaml"
+    rules = "identity:\n  certificates: [{uri: 'spiffe://a/*', tenant: acme}]\n"
+    rest = (
+        "sidecar: {name: a, region: r}\npolicy: {bundle: b}\naudit:\n  journal: {directory: j, key_file: k}\n"
+        "  database: {dsn: d, jurisdiction: EU}\n"
+    )
+    path.write_text(rules + rest)
+    with pytest.raises(SettingsError, match="client_ca_file"):
+        load(path)
+    tls = "listen: {tls: {cert_file: c, key_file: k, client_ca_file: a}}\n"
+    path.write_text(rules + rest + tls)
+    listen = load(path).listen.tls
+    assert listen is not None
+    assert listen.cert_file == tmp_path / "c"
+    path.write_text(rules.replace("spiffe://a/*", "*") + rest + tls)
+    with pytest.raises(SettingsError, match="uri"):  # a rule for everyone is none
+        load(path)

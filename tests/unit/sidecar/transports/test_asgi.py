@@ -16,6 +16,7 @@ from sidecar.core.reasons import Reason
 from sidecar.transports import health
 from sidecar.transports.asgi import AsgiWire
 from sidecar.transports.departures import Departures
+from sidecar.transports.exchange import DRAINED
 from sidecar.transports.grpc_frames import INFLATED, FrameReader, frame
 from sidecar.transports.live import LiveRpcs
 from sidecar.triton.protos import ModelStreamInferResponse
@@ -363,7 +364,7 @@ async def test_a_drain_ends_a_watch_at_once() -> None:
     task = asyncio.ensure_future(request(WATCH, body(frame(b""))))
     while not request.sent:
         await asyncio.sleep(0)
-    request.live.cut_idle()
+    request.live.cut_idle(DRAINED)
     await asyncio.wait_for(task, 5)
     assert (request.status, request.messages, len(request.live)) == ("14", [b"\x08\x01"], 0)
     await quiet("departures")
@@ -449,7 +450,7 @@ async def test_a_drain_is_told_to_the_client(name: str) -> None:
     task = asyncio.ensure_future(request(name, body(frame(REQUEST)), stays=True))
     while not request.upstream.calls:
         await asyncio.sleep(0)
-    request.live.cut_all()
+    request.live.cut_all(DRAINED)
     await task
     assert request.status == "14"
     assert [reason for _, reason in request.world.outcomes.values()] == ["DRAINING"]

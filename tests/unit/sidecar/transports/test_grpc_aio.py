@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from sidecar.transports import grpc_aio, grpc_frames
+from sidecar.transports.exchange import DRAINED
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.outbox import ClientGone
 from sidecar.triton.methods import HEALTH, KSERVE
@@ -175,7 +176,7 @@ async def test_a_watch_ends_with_its_client_and_with_a_drain() -> None:
         leaving.cancel()
         while len(wire.live) > 1:
             await asyncio.sleep(0)
-        wire.live.cut_idle()
+        wire.live.cut_idle(DRAINED)
         assert await staying.code() is grpc.StatusCode.UNAVAILABLE
     assert (len(wire.live), wire.world.crashes) == (0, [])
 

@@ -16,7 +16,7 @@ from sidecar.core.recorded import OUTPUT_LAG_BYTES
 from sidecar.transports import relay as relay_module
 from sidecar.transports import render
 from sidecar.transports.budget import Held
-from sidecar.transports.exchange import UpstreamEnd
+from sidecar.transports.exchange import DRAINED, UpstreamEnd
 from sidecar.transports.grpc_frames import UnsupportedEncoding
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.outbox import ClientGone
@@ -81,12 +81,12 @@ class Rpc:
         with Held(world.budget) as held:
             context = world.context(STREAM_INFER, *headers)
             relay = StreamRelay(world.services, context, self.upstream, self.client.send, held, framed=False)
-            with self.live.track(relay.drained) as live:
+            with self.live.track(on_end=relay.end_with) as live:
                 incoming = source(held) if source else sending(*messages, held=held, forever=forever)
                 try:
                     return await relay.run(incoming)
                 except asyncio.CancelledError:
-                    assert live.drained or asyncio.current_task().cancelling()  # type: ignore[union-attr]  # we are in one
+                    assert live.ending or asyncio.current_task().cancelling()  # type: ignore[union-attr]  # we are in one
                     raise
 
     @property
@@ -476,11 +476,23 @@ async def test_an_upstream_that_ended_with_the_client_is_a_cancel() -> None:
     assert rpc.told == []
 
 
+async def test_a_revoked_credential_ends_every_call_and_says_so() -> None:
+    rpc = Rpc(FakeUpstream([token(b"a")]))
+    task = asyncio.ensure_future(rpc.run(ask("r1"), ask("r2"), forever=True))
+    await until(lambda: len(rpc.told) == 2)
+    rpc.live.cut_all(Denial(Reason.KEY_REVOKED))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert set(rpc.world.outcomes.values()) == {("failed", "KEY_REVOKED")}
+    rpc.world.assert_even()
+    await quiet()
+
+
 async def test_a_drain_ends_every_call_as_draining() -> None:
     rpc = Rpc(FakeUpstream([token(b"a")]))
     task = asyncio.ensure_future(rpc.run(ask("r1"), ask("r2"), forever=True))
     await until(lambda: len(rpc.told) == 2)
-    rpc.live.cut_all()
+    rpc.live.cut_all(DRAINED)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert set(rpc.world.outcomes.values()) == {("failed", "DRAINING")}

@@ -11,7 +11,7 @@ from sidecar.core.model import Denial
 from sidecar.core.reasons import Code, Reason
 from sidecar.transports import unary
 from sidecar.transports.budget import Held
-from sidecar.transports.exchange import UpstreamEnd
+from sidecar.transports.exchange import DRAINED, UpstreamEnd
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.unary import Answer
 from tests.support import kserve
@@ -203,7 +203,7 @@ async def test_a_drain_is_told_apart_from_a_client_that_left() -> None:
     task = asyncio.ensure_future(rpc())
     while not upstream.calls:
         await asyncio.sleep(0)
-    live_rpcs.cut_all()
+    live_rpcs.cut_all(DRAINED)
     with pytest.raises(asyncio.CancelledError):
         await task
     assert outcome(world) == ("failed", "DRAINING")

@@ -1,0 +1,123 @@
+"""Reads API keys and the deny-list from Postgres: all, or what changed since; in pieces, so that nobody is held up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+import psycopg
+from psycopg.rows import TupleRow
+
+from sidecar.identity.denials import Age, DenyList
+from sidecar.identity.keys import KeyRow
+
+PIECE: Final = 250  # rows read at a time, about 1.5 ms: the driver keeps the interpreter to itself meanwhile
+Pause = Callable[[], object]
+"""Called between two pieces; lets other threads have the interpreter."""
+
+# Everything that decides about a key, and not last_used_at: counting uses must not reload keys on every pod.
+_DECIDING: Final = (
+    "id, tenant, name, environment, secret_mac, expires_at, not_before, revoked_at, models, roles, rotated_mac, "
+    "rotated_until, methods, regions, networks"
+)
+_ALL: Final = f"SELECT {_DECIDING} FROM warden.api_keys"  # noqa: S608 — constants only
+_CHANGED: Final = _ALL + " WHERE changed >= %s"
+_LOOK: Final = (
+    "SELECT extract(epoch FROM clock_timestamp())::float8, pg_snapshot_xmin(pg_current_snapshot())::text::bigint, "
+    "(SELECT count(*) FROM warden.api_keys), "
+    "(SELECT count(*) FROM warden.token_denials WHERE until > now()), "
+    "(SELECT coalesce(sum(hashtextextended(d::text, 0)), 0)::text FROM warden.token_denials d WHERE until > now())"
+)
+_DENIED: Final = "SELECT issuer, jti, tenant, issued_before FROM warden.token_denials WHERE until > now()"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one transaction sees at a glance. ``xmin``: every transaction before it had ended by then."""
+
+    age: Age
+    xmin: int
+    keys: int
+    denied: tuple[int, str]  # how many, and a hash of them
+
+
+def look(connection: psycopg.Connection[TupleRow], at: float) -> Look:
+    """``at`` is our clock's time just before (s), so that what is read is never taken for younger than it is."""
+    row = connection.execute(_LOOK).fetchone()
+    assert row is not None
+    now, xmin, keys, denied, mark = row
+    return Look(Age(now, now - at), xmin, keys, (denied, mark))
+
+
+def every_key(connection: psycopg.Connection[TupleRow], have: Mapping[str, KeyRow], pause: Pause) -> dict[str, KeyRow]:
+    """Every key, by id. One that is as it was in ``have`` stays the same object."""
+    found: dict[str, KeyRow] = {}
+    for row in _rows(connection, _ALL, (), pause):
+        key = _key(row)
+        known = have.get(key.id)
+        found[key.id] = known if known == key else key
+    return found
+
+
+def changed_keys(
+    connection: psycopg.Connection[TupleRow], since: int, have: Mapping[str, KeyRow], pause: Pause
+) -> dict[str, KeyRow]:
+    """The keys that a snapshot with xmin ``since`` may have missed and that are not in ``have`` as they are now."""
+    keys = map(_key, _rows(connection, _CHANGED, (since,), pause))
+    return {key.id: key for key in keys if have.get(key.id) != key}
+
+
+def deny_list(connection: psycopg.Connection[TupleRow], pause: Pause) -> DenyList:
+    tokens: set[tuple[str, str]] = set()
+    tenants: dict[str, float] = {}
+    for issuer, jti, tenant, before in _rows(connection, _DENIED, (), pause):
+        if tenant is None:
+            tokens.add((issuer, jti))
+        else:
+            tenants[tenant] = before.timestamp()
+    return DenyList(frozenset(tokens), tenants)
+
+
+def _rows(
+    connection: psycopg.Connection[TupleRow], query: str, values: tuple[int, ...], pause: Pause
+) -> Iterator[TupleRow]:
+    with connection.cursor("warden_keys") as cursor:
+        cursor.execute(query, values)
+        while piece := cursor.fetchmany(PIECE):
+            yield from piece
+            pause()
+
+
+def _key(row: TupleRow) -> KeyRow:
+    key_id, tenant, name, environment, secret, expires, begins, revoked, models, roles, rotated, until = row[:12]
+    methods, regions, networks = row[12:]
+    return KeyRow(
+        id=key_id,
+        tenant=tenant,
+        name=name,
+        environment=environment,
+        secret_mac=bytes(secret),
+        expires_at=_seconds(expires),
+        not_before=_seconds(begins),
+        revoked_at=_seconds(revoked),
+        models=_texts(models),
+        roles=_ROLES if roles == ["tenant"] else tuple(roles),
+        rotated_mac=None if rotated is None else bytes(rotated),
+        rotated_until=_seconds(until),
+        methods=_texts(methods),
+        regions=_texts(regions),
+        networks=_texts(networks),
+    )
+
+
+_ROLES: Final = ("tenant",)  # one object for all keys that have no other
+
+
+def _texts(values: list[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _seconds(at: datetime | None) -> float | None:
+    return None if at is None else at.timestamp()

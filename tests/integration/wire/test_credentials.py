@@ -1,0 +1,212 @@
+"""Forged, mangled, hostile and doubled credentials against the running sidecar: refused alike on both wires."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from sidecar.cli.demo.otlp import OtlpReceiver
+from sidecar.cli.demo.stack import AUDIENCE as DEMO_AUDIENCE
+from sidecar.cli.demo.stack import ISSUER as DEMO_ISSUER
+from sidecar.cli.demo.stack import Parts
+from sidecar.core.reasons import Reason
+from tests.support.attacks import KINDS, Forger, attacks, header, header_attacks, key, key_attacks, key_set, signed
+from tests.support.http2 import Raw, RawAnswer
+from tests.support.identity import AUDIENCE, ISSUER, jwk, jwks, sign
+from tests.support.postgres import Server
+from tests.support.sidecar import Sidecar, echo, launch
+from tests.support.stack import Triton
+
+pytestmark = pytest.mark.integration
+
+OTHER_ISSUER = "https://other.example"
+Headers = Sequence[tuple[str | bytes, bytes]]
+# HTTP strips blanks around a header's value (RFC 9110 §5.5), so this one arrives as the good token that it was.
+STRIPPED = frozenset({"blank"})
+# Bytes or sizes that HTTP itself does not allow in a header: the wire resets or answers before we see anything.
+UNSENDABLE = frozenset({"line break", "NUL behind"})
+HUGE = frozenset({"20 MB", "kid of 1 MB"})  # stand here as 80 KB, which is past `bounds.metadata_bytes` already
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    wire: str, bundle: Path, otlp: OtlpReceiver, triton: Triton, postgres: Server,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Sidecar]:  # fmt: skip
+    """A sidecar that trusts three issuers: one of every algorithm, one with a single key, the demo's."""
+    directory = tmp_path_factory.mktemp(f"{wire}-guarded")
+    (directory / "jwks.json").write_bytes(key_set())
+    (directory / "other.json").write_bytes(jwks(jwk(key("EdDSA", 2), "EdDSA")))
+    every = ["EdDSA", "ES256", "ES384", "RS256", "PS256"]
+    issuers = [
+        {"issuer": ISSUER, "audience": [AUDIENCE], "jwks": str(directory / "jwks.json"), "algorithms": every,
+         "tenants": ["acme", "birch-*"]},
+        {"issuer": OTHER_ISSUER, "audience": [AUDIENCE, "second"], "jwks": str(directory / "other.json"),
+         "algorithms": ["EdDSA"], "tenants": ["acme"], "roles": ["tenant", "operator"], "tenant_claim": "org.tenant"},
+        {"issuer": DEMO_ISSUER, "audience": [DEMO_AUDIENCE], "jwks": "keys/jwks.json", "algorithms": ["EdDSA"],
+         "tenants": ["*"], "roles": ["tenant", "operator"]},
+    ]  # fmt: skip
+    parts = Parts(otlp, triton.running.addresses, postgres.create_database())
+    sidecar = launch(directory / "stack", wire, parts, bundle, overrides={"identity": {"issuers": issuers}})
+    yield sidecar
+    sidecar.close()
+
+
+class Caller:
+    """Calls on one connection, made anew where the last call broke it; keeps what each took (ms)."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._raw: Raw | None = None
+        self.took: list[float] = []
+
+    def __call__(self, headers: Headers, **options: Headers) -> str:
+        answer = self.answer(headers, **options)
+        return answer.reason
+
+    def answer(self, headers: Headers, **options: Headers) -> RawAnswer:
+        if self._raw is None:
+            self._raw = Raw(self._address)
+        began = time.perf_counter()
+        answer = self._raw.call(echo(), headers, **options)  # type: ignore[arg-type] — trailers only
+        self.took.append((time.perf_counter() - began) * 1e3)
+        if answer.broken:
+            self.close()
+        return answer
+
+    def close(self) -> None:
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
+
+
+@pytest.fixture
+def call(guarded: Sidecar) -> Iterator[Caller]:
+    caller = Caller(guarded.grpc)
+    yield caller
+    caller.close()
+
+
+def bearer(token: bytes) -> Headers:
+    return [("authorization", b"Bearer " + token)]
+
+
+def api_key(sidecar: Sidecar, tenant: str = "acme") -> bytes:
+    return str(sidecar.stack.info["tenants"][tenant]["api_key"]).encode()
+
+
+def suite(sidecar: Sidecar) -> Mapping[str, tuple[Headers, Reason]]:
+    """Every attack that HTTP can carry, as the headers it is sent in."""
+    forger = Forger(time.time())
+    made: dict[str, tuple[Headers, Reason]] = {}
+    for kind, (make, reason) in attacks(forger.at).items():
+        if kind not in STRIPPED | UNSENDABLE | HUGE:
+            token = make()  # one with a comma looks like two headers joined, before it looks like a token
+            made[f"token: {kind}"] = (bearer(token), Reason.CREDENTIAL_AMBIGUOUS if b"," in token else reason)
+    for kind, (make, reason) in key_attacks(api_key(sidecar)).items():
+        made[f"key: {kind}"] = ([("x-api-key", make())], reason)
+        if make().startswith(b"wdn_") and len(make()) < 8192:
+            made[f"bearer key: {kind}"] = (bearer(make()), reason)
+    for kind, (headers, reason) in header_attacks(api_key(sidecar), forger.good()).items():
+        made[f"headers: {kind}"] = (headers, reason)
+    made |= {f"issuer: {kind}": (bearer(token), reason) for kind, (token, reason) in foreign(forger).items()}
+    return made
+
+
+def foreign(f: Forger) -> Mapping[str, tuple[bytes, Reason]]:
+    """What one of three trusted issuers may not say in place of another."""
+    second, org = key("EdDSA", 2), {"org": {"tenant": "acme"}}
+    other = f.claims(iss=OTHER_ISSUER, tenant=None, **org)
+
+    def by_other(**changes: object) -> bytes:
+        return sign(second, "EdDSA", header(), other | changes)
+
+    return {
+        "ours signed by the other": (sign(second, "EdDSA", header(), f.claims()), Reason.TOKEN_SIGNATURE),
+        "the other's signed by ours": (signed(header(), other), Reason.TOKEN_SIGNATURE),
+        "a tenant that is another issuer's": (by_other(org={"tenant": "birch-1"}), Reason.TOKEN_ISSUER),
+        "a role that is nobody's": (by_other(roles=["admin"]), Reason.TOKEN_ISSUER),
+        "an audience of the demo's": (by_other(aud=DEMO_AUDIENCE), Reason.TOKEN_AUDIENCE),
+        "the tenant at another's path": (by_other(org=None, tenant="acme"), Reason.TOKEN_MALFORMED),
+        "a role of another issuer's": (f.good(roles=["operator"]), Reason.TOKEN_ISSUER),
+        "the demo's tenant": (f.good(tenant="cobalt"), Reason.TOKEN_ISSUER),
+    }
+
+
+def test_every_attack_is_refused_with_its_reason(guarded: Sidecar, call: Caller) -> None:
+    made = suite(guarded)
+    assert len(made) >= 150
+    wrong = {}
+    for kind, (headers, reason) in made.items():
+        found = call(headers)
+        if found != reason:
+            wrong[kind] = (found, str(reason))
+    assert not wrong
+    quantiles = statistics.quantiles(call.took, n=100)
+    print(
+        f"\n{guarded.wire}: {len(made)} attacks refused; round trip p50 {quantiles[49]:.2f} ms, "
+        f"p99 {quantiles[98]:.2f} ms, longest {max(call.took):.2f} ms"
+    )
+
+
+def test_no_attack_is_refused_for_anything_but_its_public_text(guarded: Sidecar, call: Caller) -> None:
+    """Detail for operators (issuer, kid, tenant as asserted) is in the record, and not in what the caller is told."""
+    mallory = Forger(time.time()).good(tenant="mallory-corp")
+    answer = call.answer(bearer(mallory))
+    assert answer.reason == Reason.TOKEN_ISSUER
+    assert "mallory" not in repr(answer.headers)
+    record = guarded.record(answer.headers["x-warden-call-id"])
+    assert (record["outcome"], record["reason"]) == ("refused", Reason.TOKEN_ISSUER)
+    assert not record["tenant"]
+
+
+@pytest.mark.parametrize("kind", [*sorted(UNSENDABLE), "80 KB"])
+def test_what_http_does_not_carry_never_gets_through(call: Caller, kind: str) -> None:
+    token = b"a" * 80_000 if kind == "80 KB" else attacks(time.time())[kind][0]()
+    answer = call.answer(bearer(token))
+    assert answer.reason != "OK"
+    assert "x-warden-call-id" not in answer.headers or answer.reason in set(Reason)  # by the wire itself, or by us
+
+
+def test_a_hundred_good_credentials_are_accepted(guarded: Sidecar, call: Caller) -> None:
+    forger = Forger(time.time())
+    made: list[Headers] = [bearer(forger.good(kind, sub=f"user-{n}")) for kind in KINDS for n in range(15)]
+    second = key("EdDSA", 2)
+    org = {"org": {"tenant": "acme"}}
+    for n in range(20):
+        said = forger.claims(iss=OTHER_ISSUER, tenant=None, sub=f"o{n}", aud=["x", "second"], **org)
+        made.append(bearer(sign(second, "EdDSA", header(typ=("at+jwt" if n % 2 else None)), said)))
+    made += [bearer(guarded.token("acme", lifetime=60 + n).encode()) for n in range(10)]
+    made += [[("x-api-key", api_key(guarded))], bearer(api_key(guarded))]
+    made += [[("authorization", scheme + b" " + forger.good())] for scheme in (b"bearer", b"BEARER", b"bEaReR")]
+    made += [[("authorization", b"Bearer " + b" " * n + forger.good())] for n in range(1, 6)]
+    assert len(made) >= 100
+    assert [call(headers) for headers in made] == ["OK"] * len(made)
+
+
+def in_http2(name: bytes, value: bytes) -> list[tuple[str | bytes, bytes]]:
+    return [(name, value)]
+
+
+MIXED: Mapping[str, Callable[[bytes], Headers]] = {
+    "mixed case": lambda token: in_http2(b"Authorization", b"Bearer " + token),
+    "upper case": lambda token: in_http2(b"X-API-KEY", b"wdn_" + token),
+    "mixed case beside lower": lambda token: [*in_http2(b"Authorization", b"Bearer x.y.z"), *bearer(token)],
+}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_a_name_in_mixed_case_is_no_http2_and_never_a_second_reading(call: Caller, kind: str) -> None:
+    """RFC 9113 §8.2: such a request is malformed. Neither wire may serve it, by whichever of its credentials."""
+    assert call(MIXED[kind](Forger(time.time()).good())) != "OK"
+
+
+def test_a_credential_in_trailers_does_not_count(call: Caller) -> None:
+    good = Forger(time.time()).good()
+    assert call((), trailers=bearer(good)) == Reason.CREDENTIAL_MISSING
+    # What follows the message can't be judged before it; so it is never looked at, by either wire.
+    assert call(bearer(good), trailers=bearer(b"x.y.z")) == "OK"

@@ -1,0 +1,32 @@
+"""The README's configuration is configuration that works."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from sidecar.runtime.settings import IdentitySection, ListenSection
+
+README = Path(__file__).parents[2] / "README.md"
+BLOCKS = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_an_example_is_accepted(block: str) -> None:
+    document: dict[str, Any] = YAML(typ="safe").load(StringIO(block))
+    known = {"identity": IdentitySection, "listen": ListenSection}
+    assert document.keys() & known.keys()
+    for name, section in known.items():
+        if name in document:
+            section.model_validate(document[name])
+
+
+def test_every_kind_of_identity_provider_has_an_example() -> None:
+    text = "".join(BLOCKS)
+    for sign in ("/realms/", "login.microsoftonline.com", "kubernetes.io.namespace", "spiffe://"):
+        assert sign in text
