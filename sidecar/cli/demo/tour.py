@@ -21,7 +21,7 @@ from sidecar.cli.common import here, program
 from sidecar.cli.demo.caller import Answer, Caller
 from sidecar.cli.demo.stack import Stack
 
-_WAIT_S: Final = 20.0
+_WAIT_S: Final = 40.0  # Triton exports its spans every five seconds, and later on a busy machine
 _POLL_S: Final = 0.2
 _PROMPT: Final = "Why should a hospital keep a record of every question that is put to a language model?"
 _FORGED: Final = (
