@@ -6,7 +6,7 @@ import queue
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as kserve
 
 from sidecar.cli.demo.otlp import OtlpReceiver, start_otlp
-from sidecar.cli.demo.triton import RunningTriton, start_triton
+from sidecar.cli.demo.triton import Addresses, RunningTriton, start_triton
 
 ROOT = Path(__file__).parents[2]
 REPOSITORIES = (ROOT / "examples" / "models", ROOT / "tests" / "support" / "models")
@@ -36,13 +36,21 @@ def eventually(look: Callable[[], T], *, what: str, within_s: float = 10.0) -> T
     return seen
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Triton:
     """The session's Triton, with all of MODELS ready. ``grpc``, ``http`` and ``metrics`` are ``host:port``."""
 
     running: RunningTriton
     report: Path
     otlp: OtlpReceiver
+
+    @property
+    def alive(self) -> bool:
+        return self.running.process.poll() is None
+
+    def revive(self) -> None:
+        """Start it again at the same addresses."""
+        self.running = _start(self.running.log.parent, self.report, self.otlp, self.running.addresses)
 
     @property
     def grpc(self) -> str:
@@ -81,6 +89,9 @@ class Triton:
         raise KeyError(f"{name} {labels}")
 
 
+SESSION: list[Triton] = []  # the session's, once it is started
+
+
 @pytest.fixture(scope="session")
 def otlp(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtlpReceiver]:
     """A collector; ``otlp.spans()`` is what has arrived."""
@@ -95,11 +106,19 @@ def triton(tmp_path_factory: pytest.TempPathFactory, otlp: OtlpReceiver) -> Iter
     directory = tmp_path_factory.mktemp("triton")
     report = directory / "report"
     report.touch()
-    running = start_triton(
-        directory, REPOSITORIES, otlp_url=otlp.http_url, environment={"TEST_MODEL_REPORT": str(report)}
-    )
-    yield Triton(running=running, report=report, otlp=otlp)
-    running.stop()
+    found = Triton(running=_start(directory, report, otlp, None), report=report, otlp=otlp)
+    SESSION.append(found)
+    yield found
+    SESSION.clear()
+    found.running.stop()
+
+
+def _start(directory: Path, report: Path, otlp: OtlpReceiver, addresses: Addresses | None) -> RunningTriton:
+    ports = [int(address.rpartition(":")[2]) for address in astuple(addresses)] if addresses else [None] * 3
+    return start_triton(
+        directory, REPOSITORIES, otlp_url=otlp.http_url, environment={"TEST_MODEL_REPORT": str(report)},
+        grpc_port=ports[0], http_port=ports[1], metrics_port=ports[2],
+    )  # fmt: skip
 
 
 def tensor(name: str, datatype: str, *values: Any) -> kserve.InferInput:
