@@ -72,7 +72,7 @@ class Owed:
             while (ending := self._oldest()) is not None:
                 try:
                     denial = recorder.settled(ending.recorded, ending.output, ending.outcome, ending.usage, ending.at)
-                except BaseException:
+                except BaseException:  # a bug of ours at one ending must not hold up the rest; raised again
                     self._drop(ending)
                     raise
                 if denial is not None:

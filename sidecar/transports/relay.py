@@ -61,7 +61,7 @@ class StreamRelay:
             if self._ending is CANCELLED:
                 self._ending = self._context.gone(self._services.now())
             raise
-        except Exception:
+        except Exception:  # told to the calls under way, and raised again for the wire's crash barrier
             self._ending = CRASHED
             raise
         finally:

@@ -101,7 +101,7 @@ class Stack:
             parts = self.options.parts or self._start_parts()
             self._configure(parts)
             self.start_warden()
-        except BaseException:
+        except BaseException:  # Ctrl-C too: whatever was started is ended, then it goes on
             self.stop()
             raise
         (self.directory / "demo.json").write_text(json.dumps(self.info, indent=2))
