@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel, model_validator
 
-from policies.units import Rate, Size
+from policies.units import Duration, Rate, Size
 from sidecar.core.model import Contract
 from sidecar.core.reasons import Reason
 
@@ -81,6 +81,7 @@ def _expectation(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(strict=True, gt=0, le=2**53)]
+Priority = Annotated[int, Field(strict=True, ge=1, le=2**32 - 1)]
 Limited = BeforeValidator(_limit)
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]  # of a region, jurisdiction, plan, group
 TenantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
@@ -170,13 +171,19 @@ class TokensDoc(_Doc):
 
 
 class PlanDoc(_Doc):
-    """A plan states all five limits; what isn't limited says ``unlimited``."""
+    """A plan states all five quotas; what isn't limited says ``unlimited``.
+
+    ``priority`` and ``queue_timeout`` bound what a request may ask of Triton's queue: 1 is its best priority. Left out,
+    a request may ask for neither, and gets the model's defaults.
+    """
 
     requests: Annotated[RequestsDoc | None, Limited]
     tokens: Annotated[TokensDoc | None, Limited]
     concurrency: Annotated[Count | None, Limited]
     kv_memory: Annotated[Size | None, Limited]
     tensor_memory: Annotated[Size | None, Limited]
+    priority: Priority | None = None
+    queue_timeout: Duration | None = None
 
 
 class LimitsDoc(_Doc):
@@ -187,6 +194,8 @@ class LimitsDoc(_Doc):
     concurrency: Annotated[Count | None, Limited] = None
     kv_memory: Annotated[Size | None, Limited] = None
     tensor_memory: Annotated[Size | None, Limited] = None
+    priority: Priority | None = None
+    queue_timeout: Duration | None = None
 
 
 class PlansDoc(RootModel[dict[Name, PlanDoc]]):

@@ -13,11 +13,13 @@ def resolve(plan: PlanDoc, overrides: LimitsDoc) -> Limits:
     written = {
         name: getattr(overrides if name in overrides.model_fields_set else plan, name) for name in PlanDoc.model_fields
     }
-    requests, tokens = written["requests"], written["tokens"]
+    requests, tokens, timeout = written["requests"], written["tokens"], written["queue_timeout"]
     return Limits(
         requests=None if requests is None else RequestRate(requests.rate, requests.burst),
         tokens_per_minute=None if tokens is None else tokens.per_minute,
         concurrency=written["concurrency"],
         kv_bytes=written["kv_memory"],
         tensor_bytes=written["tensor_memory"],
+        priority=written["priority"],
+        queue_timeout_us=None if timeout is None else max(1, round(timeout * 1e6)),
     )

@@ -83,6 +83,15 @@ class LoadedPolicy:
         found = self._bundle.tenants.get(tenant)
         return found is not None and found.active
 
+    def sees(self, principal: Principal, model: str, version: str) -> bool:  # noqa: ARG002 — no rule is by version
+        """By the tenant's list or a Cedar permit, within the key's list; staff: all, within the key's list."""
+        tenant = self._bundle.tenants.get(principal.tenant)
+        if tenant is None or not tenant.active:
+            return False
+        action = Action.METADATA if "tenant" in principal.roles else Action.MANAGE
+        asked = _Asked(principal, tenant, action, "ModelMetadata", by_model=True, model=model, data_class="")
+        return isinstance(self._model(asked), Step)
+
     def authorise(
         self,
         principal: Principal,

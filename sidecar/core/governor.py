@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from sidecar.core.endings import Ending, Owed
@@ -39,7 +40,7 @@ from sidecar.core.recorded import Output, Recorded
 from sidecar.core.scope import outside
 
 if TYPE_CHECKING:
-    from sidecar.core.ports import Identity, Instruments, Policies, Policy, Quotas, Reader, Recorder
+    from sidecar.core.ports import Identity, Instruments, Policies, Policy, Quotas, Reader, Recorder, Sees
 
 __all__ = [
     "OBSERVED",
@@ -187,7 +188,7 @@ class Governor:
                 d.facts = reader.facts(call.method, call.message, d.allowed.profile)
             except MalformedRequest as fault:
                 d.unreadable(fault)
-        forward = d.isolated(reader.isolate(call, d.who, d.facts, d.allowed.profile))
+        forward = d.isolated(reader.isolate(call, d.who, d.facts, d.allowed, at, self._sees(d.policy, d.who)))
         demand = reader.demand(d.facts, d.allowed.profile) if call.method.action is Action.INFER else Demand()
         with self._lock:
             held = self._ports.quotas.reserve(
@@ -202,6 +203,10 @@ class Governor:
         if isinstance(call.credential, Denial):
             return call.credential
         return self._ports.identity.identify(call.credential, at.wall)
+
+    def _sees(self, policy: Policy, who: Principal) -> Sees:
+        """Which models ``who`` may know of. Mode observe keeps nothing from anybody: it enforces nothing."""
+        return partial(policy.sees, who) if self._mode is Mode.ENFORCE else _everything
 
     def _barred(self, d: _Decision, at: Instant) -> Denial | None:
         """What is against this call whatever its message says, the method table first; None: nothing."""
@@ -275,7 +280,8 @@ class Governor:
     def deliver(self, recorded: Recorded, message: bytes, at: Instant) -> ResponseFacts | Denial:
         """Meter one response message before the client is sent it. A Denial (AUDIT_UNAVAILABLE) cuts the call off."""
         admission = recorded.admission
-        facts = self._ports.reader.response(admission.call.method, message, admission.verdict.profile)
+        sees = self._sees(self._ports.policies.current(), admission.principal)
+        facts = self._ports.reader.response(admission, message, sees)
         with self._lock:
             recorded.count(facts, at)
             behind = recorded.lag(at)
@@ -339,6 +345,10 @@ class Governor:
         """Without its admission in the journal a call isn't open there, and its end has nothing to be joined to."""
         if ending.recorded.in_journal:
             self._owed.keep(ending)
+
+
+def _everything(model: str, version: str) -> bool:  # noqa: ARG001 — a ``Sees``
+    return True
 
 
 def _unrecorded(denial: Denial) -> Outcome:

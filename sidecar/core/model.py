@@ -46,6 +46,7 @@ __all__ = [
     "Secret",
     "TensorFacts",
     "TraceContext",
+    "Undo",
     "Usage",
     "Verdict",
 ]
@@ -254,6 +255,7 @@ class ResponseFacts:
     empty: bool = False  # carries no output tensors
     error: str | None = None
     nbytes: int = 0
+    message: bytes = b""  # what the client is sent: this response, with what isolation changed put back
 
 
 # --- who and whether ----------------------------------------------------------------------------------------------
@@ -312,13 +314,19 @@ class RequestRate:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """One tenant's quotas on this pod; None is "not limited"."""
+    """One tenant's quotas on this pod; None is "not limited".
+
+    ``priority``: the best (lowest) queue priority it may ask Triton for; ``queue_timeout_us``: the longest its request
+    may ask to wait in Triton's queue. None of these two: what a request asks for is left to the model's default.
+    """
 
     requests: RequestRate | None = None
     tokens_per_minute: int | None = None
     concurrency: int | None = None
     kv_bytes: int | None = None
     tensor_bytes: int | None = None
+    priority: int | None = None
+    queue_timeout_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,11 +429,30 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class Undo:
+    """What isolation changed and every response has put back: the client's own id (None: it stands), added outputs."""
+
+    request_id: str | None = None
+    strip: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Forward:
-    """What Triton is sent: the judged message, byte for byte what was judged, and metadata from the allow-list."""
+    """What Triton is sent: the judged message, ``suffix`` behind it, and metadata from the allow-list.
+
+    ``suffix`` holds whole protobuf fields: the last of a scalar, and of a map's entries with one key, is what counts,
+    so a rewrite copies no payload. ``answer``: the sidecar's own; nothing is forwarded. ``ordered``: responses to such
+    calls of a stream come in the order of their requests, as from Triton. ``sequence``: calls that share it share one
+    upstream stream.
+    """
 
     message: bytes
     metadata: tuple[tuple[str, str], ...] = ()
+    suffix: bytes = b""
+    undo: Undo | None = None
+    answer: bytes | None = None
+    ordered: bool = False
+    sequence: tuple[object, ...] | None = None
 
 
 PROOF: Final = object()  # the governor's; nobody else may use it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     )
 
 
+Sees = Callable[[str, str], bool]  # model, version ("": any) → whether the caller may know that it exists
+
+
 class Identity(Protocol):
     """Turns a credential into a principal (``sidecar.identity``)."""
 
@@ -41,6 +45,10 @@ class Policy(Protocol):
 
     @property
     def digest(self) -> str: ...
+
+    def sees(self, principal: Principal, model: str, version: str) -> bool:
+        """Whether this principal may know that the model exists, in this version ("": in any)."""
+        ...
 
     def serves(self, tenant: str) -> bool:
         """Whether the tenant is known and active: any call of another is refused whatever its message says."""
@@ -73,17 +81,17 @@ class Reader(Protocol):
         ...
 
     def isolate(
-        self, call: Call, principal: Principal, facts: InferenceFacts, profile: ModelProfile
+        self, call: Call, principal: Principal, facts: InferenceFacts, verdict: Verdict, at: Instant, sees: Sees
     ) -> Forward | Denial:
-        """What may go to Triton: the untouched message, or the re-serialised one that was judged."""
+        """What may go to Triton, or the sidecar's own answer. ``sees``: which models this principal may know of."""
         ...
 
     def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
         """Worst-case tokens, KV-cache bytes and tensor bytes."""
         ...
 
-    def response(self, method: Method, message: bytes, profile: ModelProfile) -> ResponseFacts:
-        """One response message; ``nbytes`` is its length. Never raises: Triton is not the caller."""
+    def response(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:
+        """One response message; ``nbytes`` is its length, as Triton sent it. Never raises: Triton is not the caller."""
         ...
 
 

@@ -38,12 +38,10 @@ class EnvoyUpstream:
         self._transport = transport
         self._budget = budget
 
-    def unary(self, method: Method, message: bytes, metadata: Metadata) -> UpstreamCall:
+    def unary(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
         content: bytes | AsyncIterator[bytes]
-        if len(message) < _JOIN_BELOW:
-            content = prefix(len(message)) + message
-        else:
-            content = _chunks(prefix(len(message)), message)
+        size = len(message) + len(suffix)
+        content = _chunks(prefix(size), message, suffix) if size >= _JOIN_BELOW else prefix(size) + message + suffix
         return _EnvoyCall(self._transport, self._budget, _request(method, metadata, content), None)
 
     def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
@@ -58,7 +56,8 @@ def _request(method: Method, metadata: Metadata, content: bytes | AsyncIterator[
 
 async def _chunks(*parts: bytes) -> AsyncIterator[bytes]:
     for part in parts:
-        yield part
+        if part:
+            yield part
 
 
 class _OpenBody:

@@ -82,12 +82,12 @@ class Exchange:
             self.error = facts.error
         return facts
 
-    def shown(self, message: bytes, facts: ResponseFacts) -> bytes:
-        """A response as the client is sent it: Triton's bytes, but for what it may not read in an in-band error."""
+    def shown(self, facts: ResponseFacts) -> bytes:
+        """A response as the client is sent it, without what it may not read in an in-band error."""
         if facts.error is None:
-            return message
+            return facts.message
         told = triton_status.translate_in_band(facts.error).message
-        return message if told == facts.error else reworded(message, told)
+        return facts.message if told == facts.error else reworded(facts.message, told)
 
     # --- endings ---------------------------------------------------------------------------------------------------
 

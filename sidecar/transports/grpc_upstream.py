@@ -34,8 +34,10 @@ class GrpcUpstream:
     def __init__(self, channel: Any) -> None:
         self._channel = channel
 
-    def unary(self, method: Method, message: bytes, metadata: Metadata) -> UpstreamCall:
-        return _Unary(lambda: self._channel.unary_unary(method.path, None, None)(message, metadata=metadata))
+    def unary(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
+        # grpc takes one buffer, so here a suffix does cost a copy; a message without one is passed as it is.
+        sent = message + suffix if suffix else message
+        return _Unary(lambda: self._channel.unary_unary(method.path, None, None)(sent, metadata=metadata))
 
     def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
         return _Stream(self._channel.stream_stream(method.path, None, None)(None, metadata=metadata), message + suffix)

@@ -168,10 +168,10 @@ class StreamRelay:
 
     def _predecessor(self, exchange: Exchange) -> asyncio.Task[None] | None:
         """The task of the sequence's previous request: order of arrival is part of a sequence's meaning."""
-        return self._sequences.get(sequence_of(exchange))
+        return self._sequences.get(_forward(exchange).sequence)
 
     def _follow(self, exchange: Exchange, task: asyncio.Task[None]) -> None:
-        sequence = sequence_of(exchange)
+        sequence = _forward(exchange).sequence
         if sequence is None:
             return
         if len(self._sequences) >= _SEQUENCES:
@@ -193,7 +193,7 @@ class StreamRelay:
             assert exchange.recorded is not None
             # Triton says when a decoupled request has ended only if asked to (facts/triton.md §6); the client is
             # shown the empty final response only if it asked too. Appending to a protobuf message adds the field.
-            suffix = b"" if exchange.states_empty_final else EMPTY_FINAL_SUFFIX
+            suffix = forward.suffix if exchange.states_empty_final else forward.suffix + EMPTY_FINAL_SUFFIX
             metadata = upstream_metadata(exchange.recorded.admission)
             call = self._upstream.stream(exchange.call.method, forward.message, suffix, metadata)
             if exchange.states_empty_final and not exchange.wants_empty_final:
@@ -245,7 +245,7 @@ class StreamRelay:
                 return True
             if facts.empty and not first and facts.error is None and not exchange.wants_empty_final:
                 return True
-        full = self._put(exchange.shown(item, facts))
+        full = self._put(exchange.shown(facts))
         if full is not None and exchange.unsettled:
             exchange.failed(full)
         return full is None  # there is no backpressure: what Triton still sends would pile up
@@ -290,9 +290,6 @@ async def _ended(*tasks: asyncio.Task[Any]) -> None:
         raise asyncio.CancelledError
 
 
-def sequence_of(exchange: Exchange) -> object:
-    """The sequence a request belongs to, or None (0 and "" mean none, facts/triton.md §2)."""
+def _forward(exchange: Exchange) -> Forward:
     assert exchange.recorded is not None
-    facts = exchange.recorded.admission.facts
-    value = facts.parameters.get("sequence_id")
-    return (facts.model, type(value), value) if value else None
+    return exchange.recorded.admission.forward

@@ -71,11 +71,13 @@ async def serve(
             opened = exchange.open()
             if isinstance(opened, Denial):
                 return Answer(None, render.status(opened, context.id))
-            unsafe = await durable(services, exchange)
-            if unsafe is not None:
-                return _told(context, exchange.failed(unsafe))
-            if context.remaining(services.now()) == 0:  # Triton would be given what nobody waits for
-                return _told(context, exchange.failed(EXPIRED))
+            denial = await durable(services, exchange)
+            if denial is None and context.remaining(services.now()) == 0:  # Triton would be given what nobody waits for
+                denial = EXPIRED
+            if denial is not None:
+                return _told(context, exchange.failed(denial))
+            if opened.answer is not None:
+                return await _answer(services, context, exchange, opened.answer)
             call = _forward(exchange, upstream, opened)
             return await _collect(services, context, exchange, call, held)
     except TimeoutError:
@@ -94,7 +96,16 @@ async def serve(
 def _forward(exchange: Exchange, upstream: Upstream, forward: Forward) -> UpstreamCall:
     assert exchange.recorded is not None
     metadata = upstream_metadata(exchange.recorded.admission)
-    return upstream.unary(exchange.call.method, forward.message, metadata)
+    return upstream.unary(exchange.call.method, forward.message, forward.suffix, metadata)
+
+
+async def _answer(services: Services, context: RpcContext, exchange: Exchange, answer: bytes) -> Answer:
+    """The sidecar's own answer, metered and recorded like one of Triton's."""
+    facts = exchange.deliver(answer)
+    if isinstance(facts, Denial):
+        return _told(context, exchange.failed(facts))
+    denial = exchange.complete() or await durable(services, exchange)
+    return Answer(facts.message, render.OK) if denial is None else _told(context, denial)
 
 
 async def _collect(
@@ -115,10 +126,10 @@ async def _collect(
             return Answer(message if status.code == 0 else None, status)
         if not held.take(len(item)):
             return _told(context, exchange.failed(NO_BUFFER))
-        denial = exchange.deliver(item)
-        if isinstance(denial, Denial):
-            return _told(context, exchange.failed(denial))
-        message = item
+        facts = exchange.deliver(item)
+        if isinstance(facts, Denial):
+            return _told(context, exchange.failed(facts))
+        message = facts.message
 
 
 def _told(context: RpcContext, denial: Denial) -> Answer:

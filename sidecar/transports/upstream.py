@@ -29,7 +29,9 @@ class UpstreamCall(Protocol):
 class Upstream(Protocol):
     """Opens RPCs to Triton; ``metadata`` is the whole of what Triton is sent beside the message."""
 
-    def unary(self, method: Method, message: bytes, metadata: Metadata) -> UpstreamCall: ...
+    def unary(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
+        """A unary RPC of the request ``message + suffix``."""
+        ...
 
     def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
         """A ModelStreamInfer RPC of one request message, ``message + suffix``; half-closed only when told."""

@@ -13,6 +13,8 @@ from sidecar.core.model import (
     InferenceFacts,
     ModelProfile,
     ParameterValue,
+    Principal,
+    Verdict,
 )
 from sidecar.core.reasons import Reason
 
@@ -68,8 +70,9 @@ def _refuse(what: str, why: str) -> Denial:
     return Denial(Reason.PARAMETER_NOT_ALLOWED, f"{what}: {why}", rule="isolation")
 
 
-def infer(call: Call, facts: InferenceFacts, profile: ModelProfile) -> Forward | Denial:
+def infer(call: Call, principal: Principal, facts: InferenceFacts, verdict: Verdict) -> Forward | Denial:
     """The untouched message of an inference that asks for nothing it may not have."""
+    profile = verdict.profile
     for name, value in facts.parameters.items():
         why = _parameter(name, value, profile)
         if why is not None:
@@ -82,7 +85,13 @@ def infer(call: Call, facts: InferenceFacts, profile: ModelProfile) -> Forward |
             return _refuse(f"input {tensor.name}", why)
     if facts.requested_tokens > profile.max_tokens:
         return _refuse("max_tokens", f"{facts.requested_tokens} asked, at most {profile.max_tokens} for this model")
-    return Forward(call.message)
+    return Forward(call.message, sequence=_sequence(principal, facts))
+
+
+def _sequence(principal: Principal, facts: InferenceFacts) -> tuple[object, ...] | None:
+    """What the requests of one sequence share; None where there is none: 0 and "" mean that (facts §2)."""
+    value = facts.parameters.get(_SEQUENCE)
+    return (principal.tenant, facts.model, type(value), value) if value else None
 
 
 def _parameter(name: str, value: ParameterValue, profile: ModelProfile) -> str | None:

@@ -8,19 +8,23 @@ from typing import Final
 
 from sidecar.core.model import (
     Action,
+    Admission,
     Call,
     Demand,
     Denial,
     Forward,
     Head,
     InferenceFacts,
+    Instant,
     MalformedRequest,
     Method,
     ModelProfile,
     Principal,
     ResponseFacts,
     TensorFacts,
+    Verdict,
 )
+from sidecar.core.ports import Sees
 from sidecar.triton import isolation, kv, wire
 from sidecar.triton.contracts import ask, estimate_tokens
 from sidecar.triton.methods import KSERVE
@@ -116,13 +120,15 @@ class TritonReader:
     def isolate(
         self,
         call: Call,
-        principal: Principal,  # noqa: ARG002 — the port's; ids are not scoped to the principal here
+        principal: Principal,
         facts: InferenceFacts,
-        profile: ModelProfile,
+        verdict: Verdict,
+        at: Instant,  # noqa: ARG002
+        sees: Sees,  # noqa: ARG002
     ) -> Forward | Denial:
         """The untouched message, or why it may not pass."""
         if call.method.action is Action.INFER:
-            return isolation.infer(call, facts, profile)
+            return isolation.infer(call, principal, facts, verdict)
         heading = _HEADINGS.get(call.method.path)
         changing: tuple[str, ...] = ()
         if heading is not None and heading.changing:
@@ -138,11 +144,12 @@ class TritonReader:
         tokens = facts.prompt_tokens + facts.requested_tokens * facts.sequences
         return Demand(tokens, _kv_bytes(facts, profile), facts.tensor_bytes)
 
-    def response(self, method: Method, message: bytes, profile: ModelProfile) -> ResponseFacts:
+    def response(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:  # noqa: ARG002
         """What one response says; of other methods than inference, its length."""
+        method = admission.call.method
         if method.action is not Action.INFER:
-            return ResponseFacts(nbytes=len(message), final=True)
-        return read_response(method, message, profile)
+            return ResponseFacts(nbytes=len(message), final=True, message=message)
+        return read_response(method, message, admission.verdict.profile)
 
 
 def _kv_bytes(facts: InferenceFacts, profile: ModelProfile) -> int:

@@ -33,7 +33,7 @@ def read_response(method: Method, message: bytes, profile: ModelProfile) -> Resp
     try:
         error, response, raws = _open(message, streaming=method.streaming)
     except (DecodeError, MalformedRequest):
-        return ResponseFacts(nbytes=len(message), final=not method.streaming)
+        return ResponseFacts(nbytes=len(message), final=not method.streaming, message=message)
     texts: tuple[bytes, ...] = ()
     tokens_in = tokens_out = None
     if profile.contract is not Contract.GENERIC:
@@ -57,6 +57,7 @@ def read_response(method: Method, message: bytes, profile: ModelProfile) -> Resp
         empty=not response.outputs,
         error=error or None,
         nbytes=len(message),
+        message=message,
     )
 
 

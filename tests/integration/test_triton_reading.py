@@ -14,6 +14,7 @@ from sidecar.triton.methods import KSERVE, lookup
 from sidecar.triton.protos import ModelInferResponse
 from sidecar.triton.reader import TritonReader
 from tests.support.kserve import field, number, packed, request, typed
+from tests.support.reading import answered
 from tests.support.stack import Triton
 
 pytestmark = pytest.mark.integration
@@ -124,7 +125,7 @@ def answers(channel: grpc.Channel, message: Any, profile: ModelProfile = VLLM) -
     data = message.SerializeToString()
     assert READER.head(STREAM, data) == Head(message.model_name)
     stream = channel.stream_stream(STREAM.path)(iter([data]), timeout=30)
-    return [READER.response(STREAM, each, profile) for each in stream]
+    return [answered(READER, STREAM, each, profile) for each in stream]
 
 
 def test_a_streams_answers(channel: grpc.Channel) -> None:

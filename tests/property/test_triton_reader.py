@@ -14,6 +14,7 @@ from sidecar.triton.methods import KSERVE, METHODS, lookup
 from sidecar.triton.protos import ModelInferRequest
 from sidecar.triton.reader import TritonReader
 from tests.support.kserve import chat, field, number, packed, request, response, streamed, typed
+from tests.support.reading import answered
 
 READER = TritonReader()
 INFER = lookup(KSERVE + "ModelInfer")
@@ -291,7 +292,7 @@ def test_nothing_but_malformed_request_is_raised(data: bytes, profile: ModelProf
             READER.demand(READER.facts(method, data, profile), profile)
         except MalformedRequest as fault:
             told(fault)
-        assert READER.response(method, data, profile).nbytes == len(data)
+        assert answered(READER, method, data, profile).nbytes == len(data)
 
 
 @settings(max_examples=300, deadline=None)

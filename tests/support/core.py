@@ -87,6 +87,9 @@ class FakePorts:
     entries: list[tuple[str, object]] = field(default_factory=list)  # the journal
     digest: str = "sha256:fake"
     unserved: frozenset[str] = frozenset()  # tenants that may do nothing
+    visible: frozenset[str] = frozenset({"chat"})  # models that whoever asks may know of
+    answer: bytes | None = None  # the sidecar's own, where it has one
+    seen: list[seams.Sees] = field(default_factory=list)  # what the reader was told of what may be known
 
     def _step(self, name: str) -> Denial | None:
         self.steps.append(name)
@@ -101,6 +104,9 @@ class FakePorts:
 
     def current(self) -> FakePorts:
         return self
+
+    def sees(self, principal: Principal, model: str, version: str) -> bool:
+        return model in self.visible
 
     def serves(self, tenant: str) -> bool:
         return tenant not in self.unserved
@@ -123,16 +129,18 @@ class FakePorts:
         return InferenceFacts(request_id="r-1", model="chat", version="1", prompts=(b"prompt",), prompt_tokens=3)
 
     def isolate(
-        self, call: Call, principal: Principal, facts: InferenceFacts, profile: ModelProfile
+        self, call: Call, principal: Principal, facts: InferenceFacts, verdict: Verdict, at: Instant, sees: seams.Sees
     ) -> Forward | Denial:
-        return self._step("isolate") or Forward(call.message)
+        self.seen.append(sees)
+        return self._step("isolate") or Forward(call.message, answer=self.answer)
 
     def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
         self._step("demand")
         return Demand(tokens=7)
 
-    def response(self, method: Method, message: bytes, profile: ModelProfile) -> ResponseFacts:
-        return ResponseFacts(texts=(message,), model_version="1", nbytes=len(message))
+    def response(self, admission: Admission, message: bytes, sees: seams.Sees) -> ResponseFacts:
+        self.seen.append(sees)
+        return ResponseFacts(texts=(message,), model_version="1", nbytes=len(message), message=message)
 
     # --- Quotas
 

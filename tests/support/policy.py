@@ -28,6 +28,9 @@ class FakePolicy:
     denials: Mapping[str, Denial] = field(default_factory=dict)
     asked: list[tuple[Principal, Call, Head]] = field(default_factory=list)
 
+    def sees(self, principal: Principal, model: str, version: str) -> bool:
+        return principal.tenant not in self.denials
+
     def serves(self, tenant: str) -> bool:
         return tenant not in self.denials
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sidecar.core.governor import Mode
 from sidecar.core.model import Denial, Instant, Method
+from sidecar.core.ports import Reader
 from sidecar.transports.budget import Budget
 from sidecar.transports.context import Bounds, Header, RpcContext, Services, read
 from sidecar.transports.exchange import UpstreamEnd
@@ -54,10 +55,16 @@ class World:
     """Services around a real governor and the real reader; all else is fake."""
 
     def __init__(
-        self, *, bounds: Bounds = BOUNDS, buffer: int = 10**6, ports: FakePorts | None = None, mode: Mode = Mode.ENFORCE
+        self,
+        *,
+        bounds: Bounds = BOUNDS,
+        buffer: int = 10**6,
+        ports: FakePorts | None = None,
+        mode: Mode = Mode.ENFORCE,
+        reader: Reader | None = None,
     ) -> None:
         self.ports = ports or FakePorts()
-        self.stage = Stage(self.ports, reader=TritonReader(), mode=mode)
+        self.stage = Stage(self.ports, reader=reader or TritonReader(), mode=mode)
         self.clock = Clock()
         self.budget = Budget(buffer)
         self.crashes: list[BaseException] = []
@@ -155,8 +162,8 @@ class FakeUpstream:
         self.calls.append(call)
         return call
 
-    def unary(self, method: Method, message: bytes, metadata: Metadata) -> UpstreamCall:
-        return self._open(message, metadata, streaming=False)
+    def unary(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
+        return self._open(message + suffix, metadata, streaming=False)
 
     def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
         return self._open(message + suffix, metadata, streaming=True)

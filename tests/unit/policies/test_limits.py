@@ -26,6 +26,8 @@ PLAN = PlanDoc.model_validate(
         ({"concurrency": 8}, Limits(RequestRate(10.0, 20), 1000, 8, 2**20, None)),
         ({"requests": {"rate": "1/s", "burst": 2}}, Limits(RequestRate(1.0, 2), 1000, 4, 2**20, None)),
         ({"tokens": "unlimited", "requests": "unlimited"}, Limits(None, None, 4, 2**20, None)),
+        ({"priority": 2}, Limits(RequestRate(10.0, 20), 1000, 4, 2**20, None, priority=2)),
+        ({"queue_timeout": "50ms"}, Limits(RequestRate(10.0, 20), 1000, 4, 2**20, None, queue_timeout_us=50_000)),
         ({"tensor_memory": "2KiB", "kv_memory": "unlimited"}, Limits(RequestRate(10.0, 20), 1000, 4, None, 2048)),
     ],
 )

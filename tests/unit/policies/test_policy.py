@@ -272,3 +272,23 @@ def test_what_callers_make_up_is_not_remembered_and_the_rest_is_bounded(monkeypa
 def test_serves_known_and_active_tenants_alone() -> None:
     policy = demo_policy()
     assert [policy.serves(tenant) for tenant in ("acme", "dormant", "nobody")] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("principal", "models", "seen"),
+    [
+        (who("birch"), ("chat", "counter", "nope"), (True, False, False)),
+        (who("acme", models=("chat",)), ("chat", "vision"), (True, False)),
+        (who("dormant"), ("chat",), (False,)),
+        (who("nobody"), ("chat",), (False,)),
+        (who("birch", roles=frozenset({"operator"})), ("chat", "vision", "m" * 300), (True, True, False)),
+        (who("birch", roles=frozenset({"admin"}), models=("chat",)), ("chat", "vision"), (True, False)),
+    ],
+)
+def test_who_may_know_of_a_model(principal: Principal, models: tuple[str, ...], seen: tuple[bool, ...]) -> None:
+    """As much as ``authorise`` lets on: what it calls MODEL_NOT_FOUND is not seen."""
+    policy = demo_policy()
+    assert tuple(policy.sees(principal, model, "") for model in models) == seen
+    if "tenant" in principal.roles and policy.serves(principal.tenant):
+        found = [ask(policy, principal, model, METADATA) for model in models]
+        assert tuple(not isinstance(each, Denial) for each in found) == seen

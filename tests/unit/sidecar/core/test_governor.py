@@ -190,7 +190,7 @@ def test_settling_journals_the_outcome_and_gives_back_once() -> None:
     stage = Stage()
     recorded = stage.open()
     assert stage.governor.deliver(recorded, b"hello", later(2)) == ResponseFacts(
-        texts=(b"hello",), model_version="1", nbytes=5
+        texts=(b"hello",), model_version="1", nbytes=5, message=b"hello"
     )
     assert stage.governor.settle(recorded, DONE, later(5)) is None
     assert not stage.ports.held
@@ -448,6 +448,15 @@ def test_observing_enforces_nothing_and_records_what_it_would_have_refused(step:
     assert recorded.admission.forward.message == b"request"
     assert stage.ports.steps == [*ORDER, "journal admitted"]
     assert stage.instruments.counted == [("admitted", "c-1"), ("would refuse", Reason.POLICY_FORBIDS)]
+
+
+def test_the_reader_is_told_what_the_caller_may_know_of_and_all_of_it_to_observe() -> None:
+    for stage, foreign in ((Stage(), False), (observing(), True)):
+        recorded = stage.open()
+        stage.governor.deliver(recorded, b"hello", AT)
+        assert len(stage.ports.seen) == 2  # the request's and the response's
+        for sees in stage.ports.seen:
+            assert (sees("chat", ""), sees("foreign", "1")) == (True, foreign)
 
 
 def test_observing_keeps_the_first_refusal() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,8 +80,10 @@ class FakeTransport:
 PLENTY = Budget(2**30)
 
 
-def unary(transport: FakeTransport, message: bytes = b"m", budget: Budget = PLENTY) -> UpstreamCall:
-    return EnvoyUpstream(transport, budget).unary(MODEL_INFER, message, (("traceparent", "00-x"),))  # type: ignore[arg-type]  # a fake
+def unary(
+    transport: FakeTransport, message: bytes = b"m", budget: Budget = PLENTY, suffix: bytes = b""
+) -> UpstreamCall:
+    return EnvoyUpstream(transport, budget).unary(MODEL_INFER, message, suffix, (("traceparent", "00-x"),))  # type: ignore[arg-type]  # a fake
 
 
 def stream(transport: FakeTransport, message: bytes = b"m", suffix: bytes = b"+s") -> UpstreamCall:
@@ -112,7 +115,8 @@ async def test_a_unary_call_sends_one_frame_and_what_it_was_given_beside_it() ->
 
 @pytest.mark.parametrize("size", [0, 10, 70_000])
 async def test_a_message_of_any_size_arrives_whole(size: int) -> None:
-    for open_call, expected in ((unary, b"x" * size), (stream, b"x" * size + b"+s")):
+    extended = partial(unary, suffix=b"+s")
+    for open_call, expected in ((unary, b"x" * size), (extended, b"x" * size + b"+s"), (stream, b"x" * size + b"+s")):
         transport = FakeTransport(FakeResponse(frame(b"a")))
         call = open_call(transport, b"x" * size)
         await everything(call)

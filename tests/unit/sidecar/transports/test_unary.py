@@ -7,13 +7,15 @@ from concurrent.futures import Future
 
 import pytest
 
-from sidecar.core.model import Denial
+from sidecar.core.model import Denial, Forward
 from sidecar.core.reasons import Code, Reason
+from sidecar.core.recorded import OUTPUT_LAG_BYTES
 from sidecar.transports import unary
 from sidecar.transports.budget import Held
 from sidecar.transports.exchange import DRAINED, UpstreamEnd
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.unary import Answer
+from sidecar.triton.reader import TritonReader
 from tests.support import kserve
 from tests.support.core import FakePorts
 from tests.support.wire import MODEL_INFER, OK_END, FakeUpstream, World, cancelled_at, done, quiet
@@ -42,6 +44,42 @@ async def test_an_answer_comes_back_as_triton_gave_it() -> None:
     assert upstream.calls[0].message == REQUEST
     assert dict(upstream.calls[0].metadata)["traceparent"].startswith("00-")
     world.assert_even()
+
+
+class Rewriting(TritonReader):
+    """A reader whose isolation forwards something else than the message, or answers itself."""
+
+    __slots__ = ("forward",)
+
+    def __init__(self, forward: Forward) -> None:
+        self.forward = forward
+
+    def isolate(self, *_: object) -> Forward:
+        return self.forward
+
+
+async def test_what_isolation_appends_is_sent_too() -> None:
+    upstream = FakeUpstream([ANSWER, OK_END])
+    await serve(World(reader=Rewriting(Forward(REQUEST, suffix=b"+s"))), upstream)
+    assert upstream.calls[0].message == REQUEST + b"+s"
+
+
+async def test_an_answer_of_our_own_needs_no_triton_and_is_metered_all_the_same() -> None:
+    world, upstream = World(reader=Rewriting(Forward(REQUEST, answer=ANSWER))), FakeUpstream([])
+    answer = await serve(world, upstream)
+    assert (answer.message, answer.status.code, upstream.calls) == (ANSWER, Code.OK, [])
+    assert outcome(world) == ("completed", "")
+    world.assert_even()
+
+
+@pytest.mark.parametrize(("lost", "size"), [("output", OUTPUT_LAG_BYTES), ("settled", 1)])
+async def test_an_answer_of_our_own_is_not_given_where_it_cannot_be_recorded(lost: str, size: int) -> None:
+    own: bytes = kserve.response(("text_output", "BYTES", [1], kserve.packed(bytes(size)))).SerializeToString()
+    ports = FakePorts(denials={f"journal {lost}": NO_AUDIT})
+    world, upstream = World(ports=ports, reader=Rewriting(Forward(REQUEST, answer=own))), FakeUpstream([])
+    answer = await serve(world, upstream)
+    assert (answer.message, answer.status.code, upstream.calls) == (None, Code.UNAVAILABLE, [])
+    assert not world.ports.held
 
 
 async def test_a_refused_call_never_reaches_triton() -> None:

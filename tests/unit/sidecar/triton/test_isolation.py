@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.model import (
+    NO_FACTS,
     Call,
     Contract,
     Credential,
@@ -15,7 +16,6 @@ from sidecar.core.model import (
     Forward,
     Instant,
     ModelProfile,
-    Principal,
     Secret,
 )
 from sidecar.core.reasons import Reason
@@ -23,10 +23,11 @@ from sidecar.triton.isolation import FORBIDDEN_PARAMETERS, FORBIDDEN_SAMPLING, F
 from sidecar.triton.methods import KSERVE, METHODS, lookup
 from sidecar.triton.protos import service
 from sidecar.triton.reader import TritonReader
+from tests.support.core import ACME, AT
 from tests.support.kserve import chat, field, packed, request
+from tests.support.reading import everything, isolated, verdict
 
 READER = TritonReader()
-WHO = Principal("acme", "key", "api_key")
 CHAT = ModelProfile("chat", Contract.VLLM, max_tokens=100)
 PLAIN = ModelProfile("m")
 LABELLED = ModelProfile("m", classification=True)
@@ -39,7 +40,7 @@ def call(message: Any, method: str = "ModelInfer") -> Call:
 
 def isolate(message: Any, profile: ModelProfile = PLAIN, *, method: str = "ModelInfer") -> Forward | Denial:
     made = call(message, method)
-    return READER.isolate(made, WHO, READER.facts(made.method, made.message, profile), profile)
+    return isolated(READER, made, profile)
 
 
 def refused(message: Any, profile: ModelProfile = PLAIN, *, method: str = "ModelInfer") -> str:
@@ -64,8 +65,7 @@ def test_an_ordinary_request_goes_on_byte_for_byte(method: str) -> None:
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     message.parameters["sequence_id"].int64_param = 5
     made = call(message, method)
-    facts = READER.facts(made.method, made.message, CHAT)
-    forward = READER.isolate(made, WHO, facts, CHAT)
+    forward = isolated(READER, made, CHAT)
     assert isinstance(forward, Forward)
     assert forward.message is made.message
     assert forward.metadata == ()
@@ -193,6 +193,6 @@ def test_every_other_method_goes_on_untouched() -> None:
 
 def test_an_unreadable_management_message_is_refused_not_raised() -> None:
     made = call(b"\xff", "LogSettings")
-    denial = READER.isolate(made, WHO, READER.facts(made.method, b"", PLAIN), PLAIN)
+    denial = READER.isolate(made, ACME, NO_FACTS, verdict(PLAIN), AT, everything)
     assert isinstance(denial, Denial)
     assert denial.reason is Reason.REQUEST_MALFORMED

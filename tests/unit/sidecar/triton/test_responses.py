@@ -12,6 +12,7 @@ from sidecar.triton.methods import KSERVE, lookup
 from sidecar.triton.protos import ModelInferResponse
 from sidecar.triton.reader import TritonReader
 from tests.support.kserve import field, packed, response, streamed
+from tests.support.reading import answered
 
 READER = TritonReader()
 UNARY, STREAM = lookup(KSERVE + "ModelInfer"), lookup(KSERVE + "ModelStreamInfer")
@@ -33,7 +34,7 @@ def tokens(*texts: bytes, counts: tuple[int, ...] = (1,), prompt: int = 7, **fie
 
 def test_a_streamed_token() -> None:
     data = streamed(tokens(b" hello", id="7"), final=False)
-    assert READER.response(STREAM, data, VLLM) == ResponseFacts(
+    assert answered(READER, STREAM, data, VLLM) == ResponseFacts(
         request_id="7",
         model="chat",
         model_version="1",
@@ -41,49 +42,50 @@ def test_a_streamed_token() -> None:
         input_tokens=7,
         output_tokens=1,
         nbytes=len(data),
+        message=data,
     )
 
 
 def test_several_sequences_add_up() -> None:
-    got = READER.response(STREAM, streamed(tokens(b"a", b"b", counts=(2, 3))), VLLM)
+    got = answered(READER, STREAM, streamed(tokens(b"a", b"b", counts=(2, 3))), VLLM)
     assert (got.texts, got.output_tokens) == ((b"a", b"b"), 5)
 
 
 def test_final_and_empty() -> None:
-    got = READER.response(STREAM, streamed(response(id="7"), final=True), VLLM)
+    got = answered(READER, STREAM, streamed(response(id="7"), final=True), VLLM)
     assert (got.final, got.empty, got.request_id, got.texts) == (True, True, "7", ())
-    assert not READER.response(STREAM, streamed(tokens(b"a")), VLLM).final
-    assert READER.response(STREAM, streamed(tokens(b"a"), final=True), VLLM).final
+    assert not answered(READER, STREAM, streamed(tokens(b"a")), VLLM).final
+    assert answered(READER, STREAM, streamed(tokens(b"a"), final=True), VLLM).final
 
 
 @pytest.mark.parametrize(("flag", "final"), [(None, True), (True, True), (False, False)])
 def test_an_error_in_band_is_final_unless_it_says_not(flag: bool | None, final: bool) -> None:
-    got = READER.response(STREAM, streamed(response(id="7"), error="Request for unknown model", final=flag), VLLM)
+    got = answered(READER, STREAM, streamed(response(id="7"), error="Request for unknown model", final=flag), VLLM)
     assert (got.error, got.final, got.request_id) == ("Request for unknown model", final, "7")
 
 
 def test_a_unary_answer_is_final() -> None:
     data = tokens(b"hello world", counts=(2,)).SerializeToString()
-    got = READER.response(UNARY, data, VLLM)
+    got = answered(READER, UNARY, data, VLLM)
     assert (got.final, got.texts, got.output_tokens, got.error) == (True, (b"hello world",), 2, None)
 
 
 @pytest.mark.parametrize(("datatype", "code"), [("INT32", "i"), ("UINT32", "I"), ("INT64", "q"), ("UINT64", "Q")])
 def test_counts_of_any_width(datatype: str, code: str) -> None:
     message = response(("num_output_tokens", datatype, [2], struct.pack(f"<2{code}", 5, 6)))
-    assert READER.response(UNARY, message.SerializeToString(), TRTLLM).output_tokens == 11
+    assert answered(READER, UNARY, message.SerializeToString(), TRTLLM).output_tokens == 11
 
 
 def test_typed_contents_are_read_too() -> None:
     message = ModelInferResponse(model_name="chat")
     message.outputs.add(name="text_output", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"hi")
     message.outputs.add(name="num_output_tokens", datatype="UINT32", shape=[1]).contents.uint_contents.append(4)
-    got = READER.response(UNARY, message.SerializeToString(), VLLM)
+    got = answered(READER, UNARY, message.SerializeToString(), VLLM)
     assert (got.texts, got.output_tokens) == ((b"hi",), 4)
 
 
 def test_a_generic_models_outputs_are_not_text() -> None:
-    got = READER.response(UNARY, tokens(b"hello").SerializeToString(), GENERIC)
+    got = answered(READER, UNARY, tokens(b"hello").SerializeToString(), GENERIC)
     assert (got.texts, got.input_tokens, got.output_tokens, got.model_version) == ((), None, None, "1")
 
 
@@ -92,14 +94,14 @@ def test_a_large_answer_reads_like_a_small_one(method: Any) -> None:
     text = b"x" * 200_000
     message = tokens(text, counts=(50_000,), id="7")
     data = streamed(message, final=True) if method.streaming else message.SerializeToString()
-    got = READER.response(method, data, VLLM)
+    got = answered(READER, method, data, VLLM)
     assert (got.texts, got.output_tokens, got.request_id, got.final) == ((text,), 50_000, "7", True)
     newer = data + field(99, b"of a newer Triton")
-    assert READER.response(method, newer, VLLM).texts == (text,)
+    assert answered(READER, method, newer, VLLM).texts == (text,)
 
 
 def test_a_large_error_is_read() -> None:
-    got = READER.response(STREAM, streamed(error="x" * 100_000), VLLM)
+    got = answered(READER, STREAM, streamed(error="x" * 100_000), VLLM)
     assert (got.error, got.final, got.empty) == ("x" * 100_000, True, True)
 
 
@@ -125,11 +127,13 @@ def test_odd_answers_are_met_with_silence(message: Any, large: bool) -> None:
     if large:
         data += field(6, bytes(70_000))
     for profile in (VLLM, TRTLLM, GENERIC):
-        got = READER.response(UNARY, data, profile)
+        got = answered(READER, UNARY, data, profile)
         assert (got.nbytes, got.output_tokens, got.final) == (len(data), None, True)
-        READER.response(STREAM, data, profile)
-        READER.response(STREAM, field(2, data), profile)
+        answered(READER, STREAM, data, profile)
+        answered(READER, STREAM, field(2, data), profile)
 
 
 def test_answers_of_other_methods_have_their_length() -> None:
-    assert READER.response(lookup(KSERVE + "ModelReady"), b"\x08\x01", GENERIC) == ResponseFacts(final=True, nbytes=2)
+    assert answered(READER, lookup(KSERVE + "ModelReady"), b"\x08\x01", GENERIC) == ResponseFacts(
+        final=True, nbytes=2, message=b"\x08\x01"
+    )
