@@ -143,6 +143,7 @@ class Found:
             "trace_id": c["trace_id"] or None,
             "sidecar": c["sidecar"],
             "position": c["position"],
+            "principal_kind": c["principal_kind"] or None,  # how it was authenticated
             "would_refuse": c["would_refuse"] or None,  # what mode observe did not enforce
             "content": self.content,
             **{name: c[name] for name in ("prompt_bytes", "output_bytes", "prompt_truncated", "output_truncated")},

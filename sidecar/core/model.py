@@ -155,9 +155,10 @@ class TraceContext:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """The one credential a caller sent, by kind."""
+    """The one credential a caller sent, by kind; ``listener`` is none sent, on a listener bound to one principal."""
 
-    kind: Literal["jwt", "api_key", "certificate"]  # a certificate's secret is its URI, which is none
+    # A certificate's secret is its URI, a listener's its address: neither is one.
+    kind: Literal["jwt", "api_key", "certificate", "listener"]
     secret: Secret
 
 
@@ -271,7 +272,7 @@ class Principal:
 
     tenant: str
     name: str
-    kind: Literal["jwt", "api_key", "certificate", "observed"]
+    kind: Literal["jwt", "api_key", "certificate", "listener", "observed"]
     roles: frozenset[str] = frozenset({"tenant"})
     issuer: str = ""
     key_id: str = ""

@@ -16,18 +16,39 @@ _TOKEN_DOTS: Final = 2
 _NAMES: Final = frozenset({b"authorization", b"x-api-key"})
 # gRPC would decode these from base64 (gRPC over HTTP/2, "Binary-Header"), so they are a second place for a credential.
 _BINARY: Final = frozenset({b"authorization-bin", b"x-api-key-bin"})
+_BOUND: Final = "this listener speaks for one principal and takes no credential: leave it out, or use the tenants' port"
 
 Header = tuple[bytes | str, bytes | str]
 
 
-def extract(headers: Iterable[Header], certificate: Sequence[str] = ()) -> Credential | Denial:
+def extract(headers: Iterable[Header], certificate: Sequence[str] = (), listener: str = "") -> Credential | Denial:
     """The call's credential: ``authorization: Bearer <JWT | API key>`` or ``x-api-key: <API key>``, exactly one.
 
     ``certificate``: the URIs of the client's certificate, which is the credential where no header carries one: a proxy
     or mesh may authenticate itself by certificate, and its users by header.
 
+    ``listener``: the address of a listener bound to one principal, which speaks for every call on it. A credential sent
+    there is refused, not preferred: whoever sends one means to be somebody, and might not notice being somebody else.
+
     Names in any case. A comma in a value is how HTTP joins repeated headers, and neither a key nor a token has one.
     """
+    found = _sent(headers)
+    if isinstance(found, Denial):
+        return found
+    if listener:
+        return _ambiguous(_BOUND) if found else Credential("listener", Secret(listener.encode()))
+    if not found:
+        return _certified(certificate) if certificate else Denial(Reason.CREDENTIAL_MISSING, rule="credential")
+    if len(found) > 1:
+        return _ambiguous("several headers carry one")
+    name, value = found[0]
+    if b"," in value:
+        return _ambiguous(f"{name.decode()} holds a list")
+    return _sent_as_key(value) if name == b"x-api-key" else _bearer(value)
+
+
+def _sent(headers: Iterable[Header]) -> list[tuple[bytes, bytes]] | Denial:
+    """The headers that may carry a credential: lower-case name, value."""
     found: list[tuple[bytes, bytes]] = []
     for raw_name, raw_value in headers:
         name = _bytes(raw_name).lower()
@@ -35,16 +56,7 @@ def extract(headers: Iterable[Header], certificate: Sequence[str] = ()) -> Crede
             return _ambiguous(f"{name.decode()} is not accepted")
         if name in _NAMES:
             found.append((name, _bytes(raw_value).strip(b" \t")))
-    if not found and certificate:
-        return _certified(certificate)
-    if not found:
-        return Denial(Reason.CREDENTIAL_MISSING, rule="credential")
-    if len(found) > 1:
-        return _ambiguous("several headers carry one")
-    name, value = found[0]
-    if b"," in value:
-        return _ambiguous(f"{name.decode()} holds a list")
-    return _sent_as_key(value) if name == b"x-api-key" else _bearer(value)
+    return found
 
 
 def _certified(certificate: Sequence[str]) -> Credential | Denial:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Final, assert_never
 
 from sidecar.core.model import Credential, Denial, Principal
@@ -26,17 +27,23 @@ class CertificateRule:
 
 class Identifier:
     """Implements ``ports.Identity``: JWTs by configured issuer, API keys by the ring (None: no keys are accepted),
-    client certificates, which the wire has verified, by the first rule that fits.
+    client certificates, which the wire has verified, by the first rule that fits, and calls on a listener bound to one
+    principal by that listener's address.
     """
 
-    __slots__ = ("_certificates", "_ring", "_tokens")
+    __slots__ = ("_certificates", "_listeners", "_ring", "_tokens")
 
     def __init__(
-        self, tokens: TokenVerifier, ring: KeyRing | None, certificates: Sequence[CertificateRule] = ()
+        self,
+        tokens: TokenVerifier,
+        ring: KeyRing | None,
+        certificates: Sequence[CertificateRule] = (),
+        listeners: Mapping[str, Principal] = MappingProxyType({}),
     ) -> None:
         self._tokens = tokens
         self._ring = ring
         self._certificates = tuple(certificates)
+        self._listeners = {address.encode(): principal for address, principal in listeners.items()}
 
     def identify(self, credential: Credential, at: float) -> Principal | Denial:
         """``at`` is in seconds since the UNIX epoch."""
@@ -47,6 +54,9 @@ class Identifier:
                 return _NO_KEYS if self._ring is None else self._ring.identify(credential.secret.reveal(), at)
             case "certificate":
                 return self._certified(credential.secret.reveal().decode("utf-8", "replace"))
+            case "listener":
+                # A KeyError is a bug of ours: a wire names only listeners that the configuration has.
+                return self._listeners[credential.secret.reveal()]
             case kind:
                 assert_never(kind)
 

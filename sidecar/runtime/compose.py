@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from audit.files import OsFiles
 from audit.journal import Bounds as JournalBounds
@@ -17,7 +19,7 @@ from audit.seal import KeyFault, load_root_key
 from audit.segments import JournalFault, Origin
 from policies.source import BundleSource, Pod
 from sidecar.core.governor import Governor, Mode, Ports
-from sidecar.core.model import Durability, Secret
+from sidecar.core.model import Durability, Principal, Secret
 from sidecar.identity.denials import DenyBook
 from sidecar.identity.identify import CertificateRule, Identifier
 from sidecar.identity.jwks import JwksRefresher, JwksSource, source_for
@@ -33,6 +35,8 @@ from sidecar.telemetry.instruments import PrometheusInstruments
 from sidecar.transports.live import LiveRpcs
 from sidecar.triton.methods import METHODS
 from sidecar.triton.reader import TritonReader
+
+IN_KUBERNETES: Final = "KUBERNETES_SERVICE_HOST"  # set in every container of a pod
 
 
 class StartError(Exception):
@@ -59,8 +63,8 @@ class Rooms:
     jwks_refresher: JwksRefresher
 
 
-def check(settings: Settings) -> BundleSource:
-    """The bundle at this pod's place; raises ``StartError`` with all of its problems, and the certificate's."""
+def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> BundleSource:
+    """The bundle at this pod's place; raises ``StartError`` with all of its problems, and those of the listeners."""
     otlp = settings.telemetry.otlp
     pod = Pod(settings.sidecar.region, settings.audit.database.jurisdiction, otlp.jurisdiction if otlp else None)
     source = BundleSource.open(settings.policy.bundle, pod)
@@ -68,9 +72,25 @@ def check(settings: Settings) -> BundleSource:
     wrong = None if settings.listen.tls is None else tls.fault(settings.listen.tls)
     if wrong is not None:
         problems.append(wrong)
+    problems += _listener_problems(settings, None if isinstance(source, list) else source, environment)
     if isinstance(source, list) or problems:
         raise StartError("\n".join(problems))
     return source
+
+
+def _listener_problems(settings: Settings, source: BundleSource | None, environment: Mapping[str, str]) -> list[str]:
+    """What is wrong with the listeners that are bound to one principal."""
+    problems = []
+    for n, listener in enumerate(settings.listeners):
+        tenant, place = listener.principal.tenant, f"listeners[{n}] {listener.address}"
+        if source is not None and tenant not in source.current().bundle.tenants:
+            problems.append(f"{place}: principal.tenant: the bundle has no tenant {tenant!r}")
+        if IN_KUBERNETES in environment and listener.under_kubernetes is None:
+            problems.append(
+                f"{place}: every container of this pod could call as {tenant}/{listener.principal.name}; where that is "
+                'meant, write under_kubernetes: "every container of this pod may use it"'
+            )
+    return problems
 
 
 def identity_problems(settings: Settings) -> list[str]:
@@ -107,7 +127,7 @@ def build(settings: Settings) -> Rooms:
     )
     quotas = LocalQuotas()
     certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
-    identity = Identifier(TokenVerifier(issuers, book), ring, certificates)
+    identity = Identifier(TokenVerifier(issuers, book), ring, certificates, _bound(settings))
     ports = Ports(identity, policies, TritonReader(), quotas, recorder, instruments)
     governor = Governor(ports, mode=Mode(settings.mode))
     live = LiveRpcs()
@@ -132,6 +152,16 @@ def build(settings: Settings) -> Rooms:
         jwks=jwks,
         jwks_refresher=JwksRefresher(jwks, time.time),
     )
+
+
+def _bound(settings: Settings) -> dict[str, Principal]:
+    """By listener's address, for whom it speaks."""
+    return {
+        each.address: Principal(
+            each.principal.tenant, each.principal.name, "listener", roles=frozenset(each.principal.roles)
+        )
+        for each in settings.listeners
+    }
 
 
 def _ring(settings: Settings) -> KeyRing | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -85,7 +87,27 @@ def configuration(settings: Settings, run: Path) -> dict[str, Any]:
             },
         }
     )
+    if settings.listeners:
+        addresses = [split_address(each.address) for each in settings.listeners]
+        config["static_resources"]["listeners"].append(_bound(listener, addresses))
     return config
+
+
+def _bound(tenants: dict[str, Any], addresses: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """The listener for those bound to one principal: as the tenants', without TLS.
+
+    Its own, so that TLS on the tenants' port is none of its business; the app tells its addresses apart by port.
+    """
+    listener = copy.deepcopy(tenants)
+    listener["name"] = "bound"
+    (chain,) = listener["filter_chains"]
+    chain.pop("transport_socket", None)
+    first, *others = [
+        {"address": {"socket_address": {"address": host, "port_value": port}}} for host, port in addresses
+    ]
+    listener["address"] = first["address"]
+    listener["additional_addresses"] = others
+    return listener
 
 
 def _readable_paths() -> dict[str, Any]:

@@ -65,7 +65,8 @@ def _build() -> AsgiWire:
     threading.Thread(target=_way_out, args=(sidecar, run), name="warden-drain", daemon=True).start()
     # Every call has its own deadline; the transport's must only never come first (its default is 60 s).
     transport = HTTPTransport(CLUSTER, timeout=settings.bounds.call_timeout * 2 + 60.0)
-    return AsgiWire(sidecar.services, EnvoyUpstream(transport, sidecar.budget), sidecar.live)
+    bound = {envoy.split_address(each.address)[1]: each.address for each in settings.listeners}
+    return AsgiWire(sidecar.services, EnvoyUpstream(transport, sidecar.budget), sidecar.live, bound)
 
 
 def _way_out(sidecar: Sidecar, run: Path) -> None:

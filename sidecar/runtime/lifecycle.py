@@ -111,6 +111,11 @@ class Sidecar:
         gc.collect()
         gc.freeze()
         sidecar = self.settings.sidecar
+        for bound in self.settings.listeners:
+            logs.event(
+                _LOG, logging.WARNING, "listener.bound", address=bound.address, tenant=bound.principal.tenant,
+                name=bound.principal.name, detail="who reaches it is let in without a credential",
+            )  # fmt: skip
         logs.event(
             _LOG, logging.INFO, "sidecar.started", sidecar=sidecar.name, region=sidecar.region, mode=self.settings.mode,
             bundle=rooms.policies.current().digest, address=self.settings.listen.grpc,
@@ -203,6 +208,11 @@ class Sidecar:
             "bundle": Check(ok=True, detail=f"{policy.digest}, {int(time.time() - self._loaded_at)} s old"),
             "mode": Check(ok=True, detail=self.settings.mode),
         }
+        for listener in self.settings.listeners:
+            who = listener.principal
+            speaks = f"without a credential, as {who.tenant}/{who.name} ({', '.join(who.roles)})"
+            served = "" if policy.serves(who.tenant) else "; refused: the bundle has no such active tenant"
+            checks[f"listener {listener.address}"] = Check(ok=True, detail=speaks + served)
         status = rooms.keys.status
         if rooms.ring is not None:
             checks["keys"] = Check(ok=True, detail=_known(f"{status.keys} keys", status.fault))
@@ -236,6 +246,7 @@ class Sidecar:
         watch("warden_upstream_up", lambda: float(self._probe.ready))
         watch("warden_buffer_bytes", lambda: float(self.budget.used))
         watch("warden_buffer_limit_bytes", lambda: float(self.budget.limit))
+        watch("warden_bound_listeners", lambda: float(len(settings.listeners)))
         watch("warden_draining", lambda: float(self.drain.began.is_set()))
         info = readings.info(version("triton-warden"), sidecar.name, sidecar.region, settings.mode)
         watch("warden_build_info", lambda: info)

@@ -35,7 +35,9 @@ def serve_envoy(settings: Settings, config: Path) -> None:
     from sidecar.runtime import envoy  # noqa: PLC0415
 
     check(settings)
-    _claimable(settings.listen.grpc)
+    _claimable("listen.grpc", settings.listen.grpc)
+    for n, bound in enumerate(settings.listeners):
+        _claimable(f"listeners[{n}]", bound.address)
     run = Path(tempfile.mkdtemp(prefix=_RUN_PREFIX))  # 0700, ours, empty: Envoy's Python has it first on sys.path
     config_file = run / "envoy.json"
     config_file.write_text(json.dumps(envoy.configuration(settings, run)))
@@ -46,7 +48,7 @@ def serve_envoy(settings: Settings, config: Path) -> None:
     os.execve(command[0], command, environment)  # noqa: S606 — no shell, our own arguments
 
 
-def _claimable(address: str) -> None:
+def _claimable(name: str, address: str) -> None:
     """Raise ``StartError`` where nobody could listen: an Envoy that can't would linger, half started."""
     host, _, port = address.rpartition(":")
     try:
@@ -56,7 +58,7 @@ def _claimable(address: str) -> None:
             probe.bind(place)
             probe.listen()
     except OSError as fault:
-        raise StartError(f"listen.grpc: cannot listen on {address}: {fault.strerror}") from fault
+        raise StartError(f"{name}: cannot listen on {address}: {fault.strerror}") from fault
 
 
 def serve_grpc(settings: Settings, config: Path) -> bool:
@@ -85,28 +87,42 @@ async def _serve_grpc(sidecar: Sidecar) -> bool:
 
     settings, section = sidecar.settings, sidecar.settings.listen.tls
     async with connect(settings.triton.grpc) as channel:
-        interceptor = WardenInterceptor(sidecar.services, GrpcUpstream(channel), sidecar.live)
-        bounds = settings.bounds
+        upstream, bounds = GrpcUpstream(channel), settings.bounds
         options = server_options(bounds.message_bytes, bounds.metadata_bytes, bounds.streams_per_connection)
-        server = grpc.aio.server(interceptors=[interceptor], options=options)
-        _bind(server, settings.listen.grpc, section and tls.server_credentials(section, _refused))
+
+        def server_at(name: str, address: str, credentials: Any, listener: str = "") -> grpc.aio.Server:
+            """One server for each address: a handler can't tell which of its server's ports a call came in on."""
+            interceptor = WardenInterceptor(sidecar.services, upstream, sidecar.live, listener=listener)
+            made = grpc.aio.server(interceptors=[interceptor], options=options)
+            _bind(made, name, address, credentials)
+            return made
+
+        server = server_at("listen.grpc", settings.listen.grpc, section and tls.server_credentials(section, _refused))
+        bound = [
+            server_at(f"listeners[{n}]", each.address, None, each.address) for n, each in enumerate(settings.listeners)
+        ]
         await asyncio.to_thread(sidecar.start)
-        await server.start()
+        for each in (server, *bound):
+            await each.start()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         asked = asyncio.create_task(stop.wait(), name="signal")
-        ended = asyncio.create_task(_ended(server), name="server")
-        closed = asyncio.create_task(_closed(settings.listen.grpc), name="port")
-        await asyncio.wait({asked, ended, closed}, return_when=asyncio.FIRST_COMPLETED)
+        ended = [asyncio.create_task(_ended(each), name="server") for each in (server, *bound)]
+        closed = [
+            asyncio.create_task(_closed(address), name="port")
+            for address in (settings.listen.grpc, *(each.address for each in settings.listeners))
+        ]
+        await asyncio.wait({asked, *ended, *closed}, return_when=asyncio.FIRST_COMPLETED)
         by_itself = not asked.done()
-        closed.cancel()
+        for task in closed:
+            task.cancel()
         await asyncio.to_thread(sidecar.drain.run)
-        await server.stop(grace=1.0)
+        await asyncio.gather(*(each.stop(grace=1.0) for each in (server, *bound)))
         await asyncio.to_thread(sidecar.stop)
         stop.set()
-        await asyncio.wait({asked, ended, closed})
+        await asyncio.wait({asked, *ended, *closed})
         return not by_itself
 
 
@@ -139,8 +155,8 @@ def _refused(detail: str) -> None:
     logs.event(_LOG, logging.ERROR, "certificate.refused", detail=detail)
 
 
-def _bind(server: Any, address: str, credentials: Any) -> None:
+def _bind(server: Any, name: str, address: str, credentials: Any) -> None:
     with contextlib.suppress(RuntimeError):
         if server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials):
             return
-    raise StartError(f"listen.grpc: cannot listen on {address}")
+    raise StartError(f"{name}: cannot listen on {address}")

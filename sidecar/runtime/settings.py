@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
@@ -23,6 +24,26 @@ def _address(value: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
+
+
+def _loopback(value: str) -> str:
+    """A name is no loopback address: what it resolves to is for others to say."""
+    host = value.rpartition(":")[0].strip("[]")
+    try:
+        loopback = ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ValueError(
+            f"{value!r} is no loopback address, and whoever reaches it is let in without a credential; "
+            "write 127.0.0.1:PORT or [::1]:PORT"
+        )
+    return value
+
+
+LoopbackAddress = Annotated[Address, AfterValidator(_loopback)]
+
+Role = Literal["tenant", "operator", "admin"]
 
 Section = TypeVar("Section", bound=BaseModel)
 
@@ -57,6 +78,23 @@ class ListenSection(_Section):
     grpc: Address = "127.0.0.1:8011"
     admin: Address = "127.0.0.1:8012"
     tls: TlsSection | None = None  # of ``grpc``
+
+
+class PrincipalSection(_Section):
+    """Whom the calls on a bound listener are made by."""
+
+    tenant: str = Field(min_length=1, max_length=255)
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    roles: tuple[Role, ...] = Field(default=("tenant",), min_length=1)
+
+
+class ListenerSection(_Section):
+    """A listener for clients that can't send a credential (perf_analyzer): who connects is ``principal``."""
+
+    address: LoopbackAddress
+    principal: PrincipalSection
+    # All containers of a pod share its loopback, so there the risk must be stated, in these words.
+    under_kubernetes: Literal["every container of this pod may use it"] | None = None
 
 
 class TritonSection(_Section):
@@ -184,6 +222,7 @@ class Settings(_Section):
     sidecar: SidecarSection
     mode: Literal["enforce", "observe"] = "enforce"
     listen: ListenSection = ListenSection()
+    listeners: tuple[ListenerSection, ...] = Field(default=(), max_length=16)
     triton: TritonSection = TritonSection()
     policy: PolicySection
     identity: IdentitySection
@@ -197,6 +236,22 @@ class Settings(_Section):
         if self.identity.certificates and (tls is None or tls.client_ca_file is None):
             raise ValueError("identity.certificates needs listen.tls.client_ca_file: else no certificate is asked for")
         return self
+
+    @model_validator(mode="after")
+    def _ports_of_their_own(self) -> Self:
+        """A bound listener is told apart by its port, whatever address a call came to."""
+        taken = {"listen.grpc": _port(self.listen.grpc), "listen.admin": _port(self.listen.admin)}
+        for n, listener in enumerate(self.listeners):
+            port = _port(listener.address)
+            other = next((name for name, known in taken.items() if known == port), None)
+            if other is not None:
+                raise ValueError(f"listeners[{n}].address: port {port} is that of {other}")
+            taken[f"listeners[{n}].address"] = port
+        return self
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 class SettingsError(Exception):

@@ -248,6 +248,7 @@ _PARTS: Final = (
         "Clients cut off: they took nothing for bounds.blocked_write, or fell bounds.stream_bytes behind.",
     ),
     _counter("warden_scrape_failures_total", "Values that could not be read for a scrape; their series were left out."),
+    _gauge("warden_bound_listeners", "Listeners that take calls without a credential, each as one named principal."),
     _gauge("warden_draining", "1 once the sidecar refuses new calls to shut down."),
     _gauge("warden_max_tenants", "Tenants with series of their own (telemetry.max_tenants)."),
     Metric(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -35,12 +36,23 @@ _NOT_HTTP2: Final = Denial(Reason.METHOD_UNKNOWN, "gRPC is spoken over HTTP/2 he
 
 
 class AsgiWire:
-    """Serves gRPC to tenants; ``upstream`` works inside a request only, as pyvoy's client does."""
+    """Serves gRPC to tenants; ``upstream`` works inside a request only, as pyvoy's client does.
 
-    def __init__(self, services: Services, upstream: Upstream, live: LiveRpcs) -> None:
+    ``listeners``: the ports that are bound to one principal, and their addresses. The port is of the socket that the
+    connection was taken on; nothing that a client sends changes it (facts/envoy.md).
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        upstream: Upstream,
+        live: LiveRpcs,
+        listeners: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self._services = services
         self._upstream = upstream
         self._live = live
+        self._listeners = listeners
         self._watches = health.Watches(live)
         self._departures: WeakKeyDictionary[asyncio.AbstractEventLoop, Departures] = WeakKeyDictionary()
 
@@ -49,7 +61,8 @@ class AsgiWire:
         pairs = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
         certificate = next((xfcc.uris(value.decode("latin-1")) for name, value in pairs if name == xfcc.HEADER), ())
         method = methods.lookup(scope["path"])
-        context = read(self._services, method, pairs, _peer(scope), certificate=certificate)
+        listener = self._listeners.get(scope["server"][1], "") if self._listeners else ""
+        context = read(self._services, method, pairs, _peer(scope), certificate=certificate, listener=listener)
         reply = _Reply(send, context.id, self._services)
         try:
             if not _is_grpc(scope):

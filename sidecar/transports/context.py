@@ -150,12 +150,14 @@ def read(
     peer: str,
     *,
     certificate: Sequence[str] = (),
+    listener: str = "",
     timeout: int | None = None,
 ) -> RpcContext:
     """Read one RPC's headers (names in lower case). Never raises: what can't be read becomes the context's ``fault``.
 
-    ``certificate``: the URIs of the client's certificate, verified by the wire. ``timeout`` is in ns, for a wire whose
-    library reads ``grpc-timeout`` itself.
+    ``certificate``: the URIs of the client's certificate, verified by the wire. ``listener``: the address of the bound
+    listener it came in on, "" for the tenants' port. ``timeout`` is in ns, for a wire whose library reads
+    ``grpc-timeout`` itself.
     """
     at = services.now()
     single = _Single(pairs)
@@ -174,7 +176,7 @@ def read(
         id=services.ids.call(at),
         method=method,
         arrived=at,
-        credential=credentials.extract(pairs, certificate),
+        credential=credentials.extract(pairs, certificate, listener),
         peer=peer,
         trace=_trace(services.ids, single),
         deadline_ns=at.mono_ns + (longest if timeout is None else min(timeout, longest)),

@@ -47,12 +47,16 @@ def server_options(message_bytes: int, metadata_bytes: int, streams: int) -> tup
 
 
 class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Governs the inference service and gRPC health; other services of its server are left to their own handlers."""
+    """Governs the inference service and gRPC health; other services of its server are left to their own handlers.
 
-    def __init__(self, services: Services, upstream: Upstream, live: LiveRpcs) -> None:
+    ``listener``: the address of its server, where that is bound to one principal. Such a server has no other port.
+    """
+
+    def __init__(self, services: Services, upstream: Upstream, live: LiveRpcs, *, listener: str = "") -> None:
         self._services = services
         self._upstream = upstream
         self._live = live
+        self._listener = listener
         self._watches = health.Watches(live)
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
@@ -87,6 +91,7 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             tuple(context.invocation_metadata() or ()),
             _peer(context.peer()),
             certificate=_uris(context),
+            listener=self._listener,
             timeout=timeout,
         )
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
-from sidecar.runtime.settings import IdentitySection, ListenSection
+from sidecar.runtime.settings import IdentitySection, ListenerSection, ListenSection
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
@@ -19,11 +20,15 @@ BLOCKS = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
 @pytest.mark.parametrize("block", BLOCKS)
 def test_an_example_is_accepted(block: str) -> None:
     document: dict[str, Any] = YAML(typ="safe").load(StringIO(block))
-    known = {"identity": IdentitySection, "listen": ListenSection}
+    known: dict[str, Any] = {
+        "identity": IdentitySection,
+        "listen": ListenSection,
+        "listeners": tuple[ListenerSection, ...],
+    }
     assert document.keys() & known.keys()
     for name, section in known.items():
         if name in document:
-            section.model_validate(document[name])
+            TypeAdapter(section).validate_python(document[name])
 
 
 def test_every_kind_of_identity_provider_has_an_example() -> None:

@@ -70,7 +70,7 @@ class Options:
     model_environment: Mapping[str, str] = field(default_factory=dict)
     bundle: Path = BUNDLE
     postgres_settings: Mapping[str, str] = field(default_factory=dict)
-    overrides: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # sections of warden.yaml, merged
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # sections of warden.yaml, merged
     preferred_ports: bool = True
 
 

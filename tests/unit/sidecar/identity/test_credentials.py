@@ -106,3 +106,19 @@ def test_a_certificate_of_several_uris_is_ambiguous() -> None:
     refused = extract([], ("spiffe://a/b", "spiffe://a/c"))
     assert isinstance(refused, Denial)
     assert refused.reason is AMBIGUOUS
+
+
+def test_a_bound_listener_speaks_for_who_sends_nothing_and_refuses_who_sends_anything() -> None:
+    found = extract([("user-agent", "x")], listener="127.0.0.1:8015")
+    assert isinstance(found, Credential)
+    assert (found.kind, found.secret.reveal()) == ("listener", b"127.0.0.1:8015")
+    for headers in (
+        [("x-api-key", KEY)],
+        [("authorization", "Bearer a.b.c")],
+        [("authorization", "")],
+        [("x-api-key-bin", "QQ==")],
+        [("x-api-key", KEY), ("authorization", "Bearer a.b.c")],
+    ):
+        refused = extract(headers, listener="127.0.0.1:8015")
+        assert isinstance(refused, Denial)
+        assert refused.reason is AMBIGUOUS

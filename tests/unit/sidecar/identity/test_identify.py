@@ -73,3 +73,11 @@ def test_a_certificate_is_the_first_rule_that_fits() -> None:
         assert isinstance(nobody, Denial)
         assert nobody.reason is Reason.CREDENTIAL_MISSING
         assert not uri or uri.decode("latin-1") not in nobody.public
+
+
+def test_a_bound_listener_is_its_principal_and_no_other_is_known() -> None:
+    who = Principal("acme", "perf", "listener", frozenset({"tenant"}))
+    door = Identifier(TokenVerifier([]), None, listeners={"127.0.0.1:8015": who})
+    assert door.identify(credential("listener", b"127.0.0.1:8015"), NOW) is who
+    with pytest.raises(KeyError):
+        door.identify(credential("listener", b"127.0.0.1:8016"), NOW)

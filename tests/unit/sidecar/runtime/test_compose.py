@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sidecar.core.governor import Mode
-from sidecar.core.model import Durability
-from sidecar.runtime.compose import Rooms, StartError, build, check, identity_problems
+from sidecar.core.model import Credential, Durability, Principal, Secret
+from sidecar.runtime.compose import IN_KUBERNETES, Rooms, StartError, build, check, identity_problems
 from sidecar.runtime.settings import load
 from tests.support.config import document, write
 from tests.support.identity import ISSUER
@@ -104,3 +104,29 @@ def test_all_problems_of_identity_are_told_at_once(tmp_path: Path) -> None:
     values = {"keys": {"pepper_file": "absent"}, "issuers__0__jwks": "http://elsewhere.example/jwks"}
     problems = identity_problems(load(write(tmp_path, **changed(tmp_path, "identity", **values))))
     assert [problem.partition(" ")[0] for problem in problems] == ["identity.keys.pepper_file", "identity.issuers:"]
+
+
+PERF: dict[str, Any] = {"address": "127.0.0.1:8015", "principal": {"tenant": "acme", "name": "perf"}}
+
+
+def test_a_bound_listeners_principal_is_the_configurations(built: Callable[..., Rooms]) -> None:
+    rooms = built(listeners=[PERF])
+    found = rooms.governor._ports.identity.identify(Credential("listener", Secret(b"127.0.0.1:8015")), 0.0)
+    assert found == Principal("acme", "perf", "listener", frozenset({"tenant"}))
+
+
+def test_a_bound_listener_of_an_unknown_tenant_is_told(tmp_path: Path) -> None:
+    stranger = PERF | {"principal": {"tenant": "nobody", "name": "perf"}}
+    settings = load(write(tmp_path, listeners=[PERF, stranger | {"address": "127.0.0.1:8016"}]))
+    with pytest.raises(StartError, match=r"listeners\[1\] 127\.0\.0\.1:8016: principal\.tenant.*'nobody'"):
+        check(settings, {})
+
+
+def test_under_kubernetes_a_bound_listener_needs_its_risk_stated(tmp_path: Path) -> None:
+    in_pod = {IN_KUBERNETES: "10.96.0.1"}
+    settings = load(write(tmp_path, listeners=[PERF]))
+    assert check(settings, {})
+    with pytest.raises(StartError, match=r"listeners\[0\].*every container of this pod could call as acme/perf"):
+        check(settings, in_pod)
+    stated = PERF | {"under_kubernetes": "every container of this pod may use it"}
+    assert check(load(write(tmp_path, listeners=[stated])), in_pod)

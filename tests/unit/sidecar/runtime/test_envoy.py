@@ -142,3 +142,21 @@ def test_what_envoy_hosts_imports_none_of_the_heavy_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+
+
+def test_bound_listeners_are_plaintext_with_ports_of_their_own(tmp_path: Path) -> None:
+    principal = {"tenant": "acme", "name": "perf"}
+    listeners = [
+        {"address": f"{host}:{port}", "principal": principal} for host, port in (("127.0.0.1", 1), ("[::1]", 2))
+    ]
+    listen = {"tls": {"cert_file": "c", "key_file": "k"}}
+    config = envoy.configuration(load(write(tmp_path, listeners=listeners, listen=listen)), tmp_path)
+    tenants, bound = config["static_resources"]["listeners"]
+    addresses = found(bound, "socket_address")
+    assert [(each["address"], each["port_value"]) for each in addresses] == [("127.0.0.1", 1), ("::1", 2)]
+    assert bound["enable_reuse_port"] is False
+    assert "additional_addresses" not in tenants
+    assert tenants["name"] != bound["name"]
+    (chain,), (secured,) = bound["filter_chains"], tenants["filter_chains"]
+    assert "transport_socket" in secured
+    assert chain == {name: value for name, value in secured.items() if name != "transport_socket"}

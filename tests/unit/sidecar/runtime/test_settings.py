@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -39,6 +41,7 @@ BAD = inspect.cleandoc("""
     bounds:
       calls_per_stream: 0
 """)
+LISTENER: dict[str, Any] = {"address": "127.0.0.1:8015", "principal": {"tenant": "acme", "name": "perf"}}
 # Line, column and key of each mistake in it; how each is worded is policies.yamlfile's own affair.
 PLACES = [
     ("2:9", "sidecar.name"),
@@ -157,8 +160,12 @@ def test_an_address_is_host_and_port(tmp_path: Path, address: str, good: bool) -
 @pytest.mark.parametrize("section", [name for name in Settings.model_fields if name != "mode"])
 def test_an_unknown_key_of_any_section_is_a_mistake(tmp_path: Path, section: str) -> None:
     changed = document(tmp_path)
-    changed.setdefault(section, {})["surprise"] = 1
-    with pytest.raises(SettingsError, match=f"{section}.surprise: unknown key"):
+    if section == "listeners":
+        changed[section], section_of = [LISTENER | {"surprise": 1}], "listeners[0]"
+    else:
+        changed.setdefault(section, {})["surprise"] = 1
+        section_of = section
+    with pytest.raises(SettingsError, match=re.escape(f"{section_of}.surprise: unknown key")):
         load(write(tmp_path, **{section: changed[section]}))
 
 
@@ -197,3 +204,53 @@ def test_certificates_need_an_authority_to_be_asked_for(tmp_path: Path) -> None:
     path.write_text(rules.replace("spiffe://a/*", "*") + rest + tls)
     with pytest.raises(SettingsError, match="uri"):  # a rule for everyone is none
         load(path)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "[::1]"])
+def test_a_bound_listener_is_on_loopback(tmp_path: Path, host: str) -> None:
+    (listener,) = load(write(tmp_path, listeners=[LISTENER | {"address": f"{host}:8015"}])).listeners
+    assert (listener.principal.tenant, listener.principal.name) == ("acme", "perf")
+    assert (listener.principal.roles, listener.under_kubernetes) == (("tenant",), None)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "localhost", "[::ffff:a00:1]", "example.com"])
+def test_a_bound_listener_elsewhere_is_refused_with_the_reason(tmp_path: Path, host: str) -> None:
+    with pytest.raises(SettingsError, match=r"listeners\[0\]\.address.*without a credential.*127\.0\.0\.1:PORT"):
+        load(write(tmp_path, listeners=[LISTENER | {"address": f"{host}:8015"}]))
+
+
+@pytest.mark.parametrize(
+    ("ports", "told"),
+    [
+        ((18011,), r"listeners\[0\]\.address: port 18011 is that of listen\.grpc"),
+        ((18012,), r"listeners\[0\]\.address: port 18012 is that of listen\.admin"),
+        ((8015, 8015), r"listeners\[1\]\.address: port 8015 is that of listeners\[0\]\.address"),
+    ],
+)
+def test_a_bound_listener_has_its_port_for_itself(tmp_path: Path, ports: tuple[int, ...], told: str) -> None:
+    """Whatever the addresses: it is told apart by its port."""
+    listeners = [LISTENER | {"address": f"127.0.0.{n + 2}:{port}"} for n, port in enumerate(ports)]
+    with pytest.raises(SettingsError, match=told):
+        load(write(tmp_path, listeners=listeners))
+
+
+@pytest.mark.parametrize(
+    ("principal", "told"),
+    [
+        ({"tenant": "acme"}, "principal.name"),
+        ({"tenant": "acme", "name": "a b"}, "principal.name"),
+        ({"tenant": "acme", "name": "perf", "roles": []}, "principal.roles"),
+        ({"tenant": "acme", "name": "perf", "roles": ["root"]}, "principal.roles"),
+    ],
+)
+def test_who_a_listener_is_bound_to_is_whole(tmp_path: Path, principal: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        load(write(tmp_path, listeners=[LISTENER | {"principal": principal}]))
+
+
+def test_the_risk_under_kubernetes_is_stated_in_these_words_or_not_at_all(tmp_path: Path) -> None:
+    words = "every container of this pod may use it"
+    assert load(write(tmp_path, listeners=[LISTENER | {"under_kubernetes": words}])).listeners[0].under_kubernetes
+    for other in (True, "yes", ""):
+        with pytest.raises(SettingsError, match="under_kubernetes"):
+            load(write(tmp_path, listeners=[LISTENER | {"under_kubernetes": other}]))

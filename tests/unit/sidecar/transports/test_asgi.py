@@ -48,10 +48,11 @@ class Request:
         self.world = World(**world)
         self.upstream = upstream or FakeUpstream([ANSWER, OK_END])
         self.live = LiveRpcs()
-        self.wire = AsgiWire(self.world.services, self.upstream, self.live)
+        self.wire = AsgiWire(self.world.services, self.upstream, self.live, {8015: "127.0.0.1:8015"})
         self.sent: list[dict[str, Any]] = []
         self.slow = slow  # the client reads nothing
         self.gone_after: int | None = None  # events that the client still takes
+        self.port = 8011  # that it came in on
 
     async def send(self, event: dict[str, Any]) -> None:
         await asyncio.sleep(0)
@@ -90,6 +91,7 @@ class Request:
             "path": name if name.startswith("/") else SERVICE + name,
             "headers": [(b"content-type", content_type), *headers],
             "client": ("10.1.2.3", 4567),
+            "server": ("127.0.0.1", self.port),
         }
         await self.wire(scope, receive, self.send)
 
@@ -540,3 +542,20 @@ async def test_others_have_their_turn_while_a_message_grows() -> None:
     assert seen >= set(range(2, 10))
     assert request.status == "3"  # zeros are no message
     request.world.assert_even()
+
+
+async def test_a_bound_listener_is_told_by_its_port_and_by_nothing_a_client_says() -> None:
+    request = Request()
+    request.port = 8015
+    await request("ModelInfer", body(frame(REQUEST)), headers=())
+    assert request.status == "0"
+    (admission,) = [entry for kind, entry in request.world.ports.entries if kind == "admitted"]
+    assert admission.call.credential.kind == "listener"  # type: ignore[attr-defined]
+    assert admission.call.credential.secret.reveal() == b"127.0.0.1:8015"  # type: ignore[attr-defined]
+    forged = Request()
+    await forged("ModelInfer", body(frame(REQUEST)), headers=((b":authority", b"127.0.0.1:8015"), (b"host", b"a:8015")))
+    assert forged.status == "16"
+    ambiguous = Request()
+    ambiguous.port = 8015
+    await ambiguous("ModelInfer", body(frame(REQUEST)), headers=KEY)
+    assert ambiguous.status == "16"

@@ -208,3 +208,17 @@ async def test_an_answer_counts_until_its_client_has_it() -> None:
         while wire.world.budget.used:
             await asyncio.sleep(0)
     wire.world.assert_even()
+
+
+async def test_a_server_of_its_own_is_bound_to_its_principal() -> None:
+    wire = Wire()
+    wire.interceptor = grpc_aio.WardenInterceptor(wire.world.services, wire.upstream, wire.live, listener="[::1]:8015")
+    async with wire.client() as channel:
+        call = channel.unary_unary(INFER)
+        assert await call(REQUEST, timeout=20) == ANSWER
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await call(REQUEST, metadata=CREDENTIAL, timeout=20)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    (admission,) = [entry for kind, entry in wire.world.ports.entries if kind == "admitted"]
+    assert admission.call.credential.kind == "listener"  # type: ignore[attr-defined]
+    wire.world.assert_even()
