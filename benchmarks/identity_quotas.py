@@ -13,6 +13,7 @@ from sidecar.identity.denials import Age
 from sidecar.identity.identify import Identifier
 from sidecar.identity.jwt import TokenVerifier
 from sidecar.identity.keys import KeyRing, KeySnapshot
+from sidecar.identity.keytable import KeyTable
 from sidecar.quotas.local import LocalQuotas
 from tests.support.attacks import attacks as suite
 from tests.support.attacks import key_set
@@ -100,7 +101,7 @@ def api_keys(ring: KeyRing, known: bytes) -> None:
 
 def main() -> None:
     made = [keys.generate("live", seeded(number)) for number in range(KEYS)]
-    rows = {key.id: key_row(key.id, keys.mac(PEPPER, key.secret)) for key in made}
+    rows = KeyTable(key_row(key.id, keys.mac(PEPPER, key.secret)) for key in made)
     ring = KeyRing(PEPPER, "live", max_age=3600)
     ring.install(KeySnapshot(rows, Age(NOW)))
     quotas()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,7 +17,7 @@ _UNKNOWN: Final = "the list of revoked tokens cannot be had"
 class DenyList:
     """All revocations as one transaction saw them. Never changed; replaced whole. Times in seconds since the epoch."""
 
-    tokens: frozenset[tuple[str, str]] = frozenset()  # issuer and jti
+    tokens: AbstractSet[tuple[str, str]] = frozenset()  # issuer and jti
     tenants: Mapping[str, float] = field(default_factory=dict)  # tenant → tokens issued before this are denied
 
     def __len__(self) -> int:

@@ -16,6 +16,7 @@ import msgspec
 from sidecar.core.model import Denial, Principal, Secret
 from sidecar.core.reasons import Reason
 from sidecar.identity.denials import Age, too_old
+from sidecar.identity.keytable import KeyTable
 
 BASE62: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 ID_LENGTH: Final = 12  # 71 bits: a name, not a secret
@@ -127,7 +128,7 @@ _NOBODY: Final = KeyRow("", "", "", "", _NO_MAC)
 class KeySnapshot:
     """All keys as one transaction saw them, by id. Never changed; replaced whole."""
 
-    rows: Mapping[str, KeyRow]
+    rows: KeyTable
     age: Age
 
 

@@ -12,6 +12,7 @@ from psycopg.rows import TupleRow
 
 from sidecar.identity.denials import Age, DenyList
 from sidecar.identity.keys import KeyRow
+from sidecar.identity.keytable import KeyTable
 
 PIECE: Final = 250  # rows read at a time, about 1.5 ms: the driver keeps the interpreter to itself meanwhile
 Pause = Callable[[], object]
@@ -51,22 +52,24 @@ def look(connection: psycopg.Connection[TupleRow], at: float) -> Look:
     return Look(Age(now, now - at), xmin, keys, (denied, mark))
 
 
-def every_key(connection: psycopg.Connection[TupleRow], have: Mapping[str, KeyRow], pause: Pause) -> dict[str, KeyRow]:
+def every_key(connection: psycopg.Connection[TupleRow], have: Mapping[str, KeyRow], pause: Pause) -> KeyTable:
     """Every key, by id. One that is as it was in ``have`` stays the same object."""
-    found: dict[str, KeyRow] = {}
-    for row in _rows(connection, _ALL, (), pause):
-        key = _key(row)
-        known = have.get(key.id)
-        found[key.id] = known if known == key else key
-    return found
+
+    def keys() -> Iterator[KeyRow]:
+        for row in _rows(connection, _ALL, (), pause):
+            key = _key(row)
+            known = have.get(key.id)
+            yield key if known is None or known != key else known
+
+    return KeyTable(keys())
 
 
 def changed_keys(
     connection: psycopg.Connection[TupleRow], since: int, have: Mapping[str, KeyRow], pause: Pause
-) -> dict[str, KeyRow]:
+) -> list[KeyRow]:
     """The keys that a snapshot with xmin ``since`` may have missed and that are not in ``have`` as they are now."""
     keys = map(_key, _rows(connection, _CHANGED, (since,), pause))
-    return {key.id: key for key in keys if have.get(key.id) != key}
+    return [key for key in keys if have.get(key.id) != key]
 
 
 def deny_list(connection: psycopg.Connection[TupleRow], pause: Pause) -> DenyList:
@@ -77,7 +80,7 @@ def deny_list(connection: psycopg.Connection[TupleRow], pause: Pause) -> DenyLis
             tokens.add((issuer, jti))
         else:
             tenants[tenant] = before.timestamp()
-    return DenyList(frozenset(tokens), tenants)
+    return DenyList(tokens, tenants)  # not copied: one go of several ms, where they are many
 
 
 def _rows(

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from sidecar.core.model import Secret
 from sidecar.identity.denials import Age, DenyList
 from sidecar.identity.keys import KeyRow, Randomness
+from sidecar.identity.keytable import KeyTable
 
 MAX_BYTES: Final = 256 * 2**20  # of a snapshot: about a million keys
 _MAGIC: Final = b"WDNID1\0\0"
@@ -43,7 +44,7 @@ class _Head(msgspec.Struct, frozen=True):
 class Kept(msgspec.Struct, frozen=True):
     """What was on disk."""
 
-    rows: dict[str, KeyRow]
+    rows: KeyTable
     denied: DenyList
     age: Age
 
@@ -92,9 +93,7 @@ class SnapshotFile:
         name, pieces = found
         try:
             head = msgspec.msgpack.decode(pieces[0], type=_Head)
-            rows: dict[str, KeyRow] = {}
-            for piece in pieces[1:]:
-                rows |= {row.id: row for row in msgspec.msgpack.decode(piece, type=list[KeyRow])}
+            rows = KeyTable(row for piece in pieces[1:] for row in msgspec.msgpack.decode(piece, type=list[KeyRow]))
         except msgspec.MsgspecError as fault:
             return f"{self._path}: {fault}"
         age = Age(head.confirmed_at, head.ahead)

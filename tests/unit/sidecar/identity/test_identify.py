@@ -14,6 +14,7 @@ from sidecar.identity.denials import Age
 from sidecar.identity.identify import CertificateRule, Identifier
 from sidecar.identity.jwt import TokenVerifier
 from sidecar.identity.keys import KeyRing, KeySnapshot
+from sidecar.identity.keytable import KeyTable
 from tests.support.identity import NOW, claims, credential, generate, issuer, jwk, jwks, key_row, seeded, sign, source
 
 PEPPER = Secret(b"p" * 32)
@@ -23,7 +24,7 @@ SIGNER = generate("EdDSA")
 
 def identifier(*, ring: bool = True) -> Identifier:
     made = KeyRing(PEPPER, "live", max_age=60)
-    made.install(KeySnapshot({KEY.id: key_row(KEY.id, keys.mac(PEPPER, KEY.secret))}, Age(NOW)))
+    made.install(KeySnapshot(KeyTable([key_row(KEY.id, keys.mac(PEPPER, KEY.secret))]), Age(NOW)))
     tokens = TokenVerifier([(issuer(), source(jwks(jwk(SIGNER, "k")), ("EdDSA",)))])
     return Identifier(tokens, made if ring else None)
 

@@ -11,6 +11,7 @@ from sidecar.core.reasons import Reason
 from sidecar.identity import keys
 from sidecar.identity.denials import Age
 from sidecar.identity.keys import ApiKey, KeyRing, KeySnapshot
+from sidecar.identity.keytable import KeyTable
 from tests.support.identity import NOW, key_row, seeded
 
 PEPPER = Secret(b"p" * 32)
@@ -25,7 +26,7 @@ def mac(key: ApiKey) -> bytes:
 
 def ring_of(*rows: keys.KeyRow, at: float = NOW, max_age: float = 3600.0) -> KeyRing:
     ring = KeyRing(PEPPER, "live", max_age=max_age)
-    ring.install(KeySnapshot({row.id: row for row in rows}, Age(at)))
+    ring.install(KeySnapshot(KeyTable(rows), Age(at)))
     return ring
 
 
@@ -203,7 +204,7 @@ def test_a_malformed_key_is_unknown_whether_the_database_answers_or_not() -> Non
 def test_the_age_is_that_of_the_last_confirmation() -> None:
     ring = KeyRing(PEPPER, "live", max_age=60)
     assert ring.age(NOW) is None
-    ring.install(KeySnapshot({}, Age(NOW)))
+    ring.install(KeySnapshot(KeyTable(), Age(NOW)))
     assert ring.age(NOW + 2) == 2
     ring.confirm(Age(NOW + 2))
     assert ring.age(NOW + 2) == 0
@@ -224,7 +225,7 @@ def test_a_revocation_counts_at_once_whatever_the_revokers_clock_says() -> None:
 )
 def test_a_key_for_other_regions(regions: tuple[str, ...] | None, within: bool) -> None:
     ring = KeyRing(PEPPER, "live", max_age=60, region="eu-west-1")
-    ring.install(KeySnapshot({KEY.id: key_row(KEY.id, mac(KEY), regions=regions)}, Age(NOW)))
+    ring.install(KeySnapshot(KeyTable([key_row(KEY.id, mac(KEY), regions=regions)]), Age(NOW)))
     found = ring.identify(TEXT, NOW)
     if within:
         assert isinstance(found, Principal)
@@ -243,7 +244,7 @@ def test_a_principal_is_made_once_and_anew_when_its_row_changed() -> None:
     ring = ring_of(key_row(KEY.id, mac(KEY)))
     first = ring.identify(TEXT, NOW)
     assert ring.identify(TEXT, NOW) is first
-    ring.install(KeySnapshot({KEY.id: key_row(KEY.id, mac(KEY), name="desk")}, Age(NOW)))
+    ring.install(KeySnapshot(KeyTable([key_row(KEY.id, mac(KEY), name="desk")]), Age(NOW)))
     second = ring.identify(TEXT, NOW)
     assert isinstance(second, Principal)
     assert second.name == "desk"
@@ -268,7 +269,7 @@ def test_a_clock_set_back_makes_no_snapshot_young_for_ever() -> None:
 def test_the_databases_clock_counts() -> None:
     """It is 100 s ahead of ours: an age is what has passed, not the difference of two clocks."""
     ring = KeyRing(PEPPER, "live", max_age=60)
-    ring.install(KeySnapshot({KEY.id: key_row(KEY.id, mac(KEY))}, Age(NOW + 100, 100.0)))
+    ring.install(KeySnapshot(KeyTable([key_row(KEY.id, mac(KEY))]), Age(NOW + 100, 100.0)))
     assert ring.age(NOW + 7) == 7
     assert isinstance(ring.identify(TEXT, NOW + 60), Principal)
     assert refused(ring.identify(TEXT, NOW + 61)).reason is Reason.KEYS_UNAVAILABLE
