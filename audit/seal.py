@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from audit.secretfile import KeyFault, read_secret
 from sidecar.core.model import Secret
 
 __all__ = [
@@ -35,31 +34,15 @@ Random = Callable[[int], bytes]  # n → n unpredictable bytes (runtime passes s
 KEY_BYTES: Final = 32  # AES-256
 OVERHEAD: Final = 16  # GCM's tag; what a sealed payload is longer than its entry
 _NONCE: Final = 12  # NIST SP 800-38D: 96 bits
-# Group may read: Kubernetes mounts a secret 0440 where the pod has an fsGroup. Nobody else may do anything.
-_FORBIDDEN_MODE: Final = 0o037
-
-
-@dataclass(frozen=True, slots=True)
-class KeyFault:
-    """Why a key file can't be used; ``detail`` names the file."""
-
-    detail: str
 
 
 def load_root_key(path: Path, *, apart_from: Path | None = None) -> Secret | KeyFault:
     """The 32 bytes of ``path``: a regular file that others can neither read nor change, not inside ``apart_from``."""
     if apart_from is not None and path.resolve().is_relative_to(apart_from.resolve()):
         return KeyFault(f"key file {path}: lies in {apart_from}, beside what it seals; keep it on another volume")
-    try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if not stat.S_ISREG(mode):
-                return KeyFault(f"key file {path}: not a regular file")
-            if mode & _FORBIDDEN_MODE:
-                return KeyFault(f"key file {path}: mode {stat.S_IMODE(mode):04o} lets others use it; chmod 0600 it")
-            data = file.read(KEY_BYTES + 1)
-    except OSError as fault:
-        return KeyFault(f"key file {path}: {fault.strerror}")
+    data = read_secret(path, KEY_BYTES)
+    if isinstance(data, KeyFault):
+        return data
     if len(data) != KEY_BYTES:
         found = "more" if len(data) > KEY_BYTES else str(len(data))
         return KeyFault(f"key file {path}: must be exactly {KEY_BYTES} bytes, is {found}")

@@ -25,7 +25,8 @@ from policies.units import parse_duration
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail, need
 from sidecar.core.model import Secret
 from sidecar.identity import store
-from sidecar.identity.keys import ID_LENGTH, read_pepper
+from sidecar.identity.files import load_pepper
+from sidecar.identity.keys import ID_LENGTH
 from sidecar.identity.store import Issued, KeyEvent, KeyInfo, NewKey, Office, Refusal
 from sidecar.runtime import settings as settings_module
 from sidecar.runtime.ids import uuid7
@@ -232,12 +233,9 @@ def _desk_of(settings: Settings, pepper: Secret, environment: str) -> _Desk:
 
 
 def _pepper(section: KeysSection) -> Secret:
-    try:
-        pepper = read_pepper(section.pepper_file.read_bytes())
-    except OSError as fault:
-        fail(Exit.USAGE, f"{section.pepper_file}: {fault.strerror}")
+    pepper = load_pepper(section.pepper_file)
     if isinstance(pepper, str):
-        fail(Exit.USAGE, f"{section.pepper_file}: {pepper}")
+        fail(Exit.USAGE, pepper)
     return pepper
 
 

@@ -18,6 +18,7 @@ from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, emit, fail
 from sidecar.cli.keys import ROLES_HELP, known_roles, load_settings, moment, operator, token_desk
 from sidecar.identity import mint as minting
 from sidecar.identity import store
+from sidecar.identity.files import load_signing_key
 from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import Settings, SigningSection
 
@@ -101,9 +102,9 @@ def rotate(
     try:
         with contextlib.suppress(FileExistsError):
             minting.write_private(following, minting.generate_key("EdDSA" if old.algorithm == "EdDSA" else "ES256"))
-        new = minting.load_key(following.read_bytes())
+        new = load_signing_key(following)
         if isinstance(new, str):
-            fail(Exit.USAGE, f"{following}: {new}")
+            fail(Exit.USAGE, new)
         members = _published(jwks) if jwks.exists() else [old.public]
         minting.write_public(jwks, minting.with_key(members, new))
         sys.stderr.write(f"Published {new.kid}; signing with it in {seconds:g} s.\n")
@@ -200,10 +201,9 @@ def _lifetime(settings: Settings, signing: SigningSection, ttl: str) -> int:
 
 
 def _key(signing: SigningSection) -> minting.SigningKey:
-    try:
-        key = minting.load_key(signing.key_file.read_bytes())
-    except OSError as fault:
-        fail(Exit.USAGE, f"{signing.key_file}: {fault.strerror}; make it with: warden token init")
+    if not signing.key_file.exists():
+        fail(Exit.USAGE, f"{signing.key_file}: No such file or directory; make it with: warden token init")
+    key = load_signing_key(signing.key_file)
     if isinstance(key, str):
-        fail(Exit.USAGE, f"{signing.key_file}: {key}")
+        fail(Exit.USAGE, key)
     return key

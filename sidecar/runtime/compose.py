@@ -21,10 +21,11 @@ from policies.source import BundleSource, Pod
 from sidecar.core.governor import Governor, Mode, Ports
 from sidecar.core.model import Durability, Principal, Secret
 from sidecar.identity.denials import DenyBook
+from sidecar.identity.files import load_pepper
 from sidecar.identity.identify import CertificateRule, Identifier
 from sidecar.identity.jwks import JwksRefresher, JwksSource, source_for
 from sidecar.identity.jwt import Issuer, TokenVerifier
-from sidecar.identity.keys import KeyRing, read_pepper
+from sidecar.identity.keys import KeyRing
 from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
 from sidecar.quotas.local import LocalQuotas
@@ -69,9 +70,8 @@ def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> Bu
     pod = Pod(settings.sidecar.region, settings.audit.database.jurisdiction, otlp.jurisdiction if otlp else None)
     source = BundleSource.open(settings.policy.bundle, pod)
     problems = list(map(str, source)) if isinstance(source, list) else []
-    wrong = None if settings.listen.tls is None else tls.fault(settings.listen.tls)
-    if wrong is not None:
-        problems.append(wrong)
+    if settings.listen.tls is not None:
+        problems += tls.faults(settings.listen.tls)
     problems += _listener_problems(settings, None if isinstance(source, list) else source, environment)
     if isinstance(source, list) or problems:
         raise StartError("\n".join(problems))
@@ -187,12 +187,9 @@ def _snapshot_file(settings: Settings, jurisdiction: str) -> SnapshotFile:
 
 
 def _pepper(section: KeysSection) -> Secret:
-    try:
-        pepper = read_pepper(section.pepper_file.read_bytes())
-    except OSError as fault:
-        raise StartError(f"identity.keys.pepper_file {section.pepper_file}: {fault.strerror}") from fault
+    pepper = load_pepper(section.pepper_file)
     if isinstance(pepper, str):
-        raise StartError(f"identity.keys.pepper_file {section.pepper_file}: {pepper}")
+        raise StartError(f"identity.keys.pepper_file: {pepper}")
     return pepper
 
 

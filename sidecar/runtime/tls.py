@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from audit.secretfile import exposed
 from sidecar.runtime.settings import TlsSection
 
 if TYPE_CHECKING:
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
 
 _TYPE: Final = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3"
 _CERTIFICATE, _AUTHORITIES = "tenants", "clients"  # names of the two secrets
+
+
+def faults(section: TlsSection) -> list[str]:
+    """Everything wrong with these files at a start. Later only ``fault`` is looked for: Envoy reads them by itself."""
+    found = exposed(section.key_file)
+    return [f"listen.tls.key_file: {found.detail}"] if found is not None else list(filter(None, [fault(section)]))
 
 
 def fault(section: TlsSection) -> str | None:

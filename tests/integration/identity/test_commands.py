@@ -48,6 +48,7 @@ PEPPER = b"a pepper of more than sixteen bytes\n"
 
 def configure(directory: Path, dsn: str) -> Path:
     (directory / "pepper").write_bytes(PEPPER)
+    (directory / "pepper").chmod(0o600)
     path = directory / "warden.yaml"
     path.write_text(CONFIG.format(dsn=dsn))
     return path
@@ -193,9 +194,23 @@ def test_a_bad_pepper_is_exit_2(config: Path, pepper: bytes | None, said: str) -
     path.unlink()
     if pepper is not None:
         path.write_bytes(pepper)
+        path.chmod(0o600)
     result = run(keys_command.app, config, "list")
     assert result.exit_code == 2
     assert said in result.stderr
+
+
+@pytest.mark.parametrize("name", ["pepper", "signing.pem"])
+def test_a_secret_that_others_can_read_is_exit_2(config: Path, name: str) -> None:
+    assert run(token_command.app, config, "init", "--jwks", str(config.parent / "jwks.json")).exit_code == 0
+    mint_one = ("mint", "--tenant", "acme", "--subject", "alice")
+    app, arguments = (keys_command.app, ("list",)) if name == "pepper" else (token_command.app, mint_one)
+    path = config.parent / name
+    assert run(app, config, *arguments).exit_code == 0
+    path.chmod(0o644)
+    refused = run(app, config, *arguments)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert f"{path}: mode 0644" in refused.stderr
 
 
 def test_a_token_from_the_command_line_verifies(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_every_path_of_the_configuration_is_mounted(settings: Settings) -> None:
 
 def test_keys_are_readable_for_the_pod_and_nobody_else() -> None:
     secret = VOLUMES["keys"]["secret"]
-    assert secret["defaultMode"] == 0o440  # audit.seal takes no key that others can use
+    assert secret["defaultMode"] == 0o440  # audit.secretfile takes no key that others can use
     assert POD["securityContext"]["fsGroup"] == POD["securityContext"]["runAsGroup"]
 
 

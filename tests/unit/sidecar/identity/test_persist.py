@@ -48,6 +48,21 @@ def test_nobody_else_may_read_it_and_it_shows_nothing(saved: Path) -> None:
     assert bytes([7]) * 32 not in data
 
 
+@pytest.mark.parametrize(("mode", "good"), [(0o600, True), (0o660, True), (0o604, False), (0o666, False)])
+def test_one_that_all_the_world_could_read_or_change_is_not_taken(saved: Path, mode: int, good: bool) -> None:
+    """Its group may: an fsGroup makes every file of a volume 0660."""
+    saved.chmod(mode)
+    found = file_in(saved.parent).load()
+    assert isinstance(found, Kept) if good else f"mode {mode:04o}" in str(found)
+    file_in(saved.parent).save(ROWS, DENIED, Age(NOW), lambda: None)
+    assert saved.stat().st_mode & 0o777 == 0o600  # the next one is as it should be
+
+
+def test_a_directory_in_its_place_is_no_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "identity.snapshot").mkdir()
+    assert "identity.snapshot" in str(file_in(tmp_path).load())
+
+
 def test_a_later_confirmation_makes_it_younger(tmp_path: Path) -> None:
     file = file_in(tmp_path)
     file.confirm(Age(NOW + 5))  # of nothing: no harm

@@ -103,7 +103,7 @@ def test_a_check_makes_nothing(tmp_path: Path) -> None:
 def test_all_problems_of_identity_are_told_at_once(tmp_path: Path) -> None:
     values = {"keys": {"pepper_file": "absent"}, "issuers__0__jwks": "http://elsewhere.example/jwks"}
     problems = identity_problems(load(write(tmp_path, **changed(tmp_path, "identity", **values))))
-    assert [problem.partition(" ")[0] for problem in problems] == ["identity.keys.pepper_file", "identity.issuers:"]
+    assert [problem.partition(" ")[0] for problem in problems] == ["identity.keys.pepper_file:", "identity.issuers:"]
 
 
 PERF: dict[str, Any] = {"address": "127.0.0.1:8015", "principal": {"tenant": "acme", "name": "perf"}}

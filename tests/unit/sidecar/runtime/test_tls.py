@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sidecar.runtime.settings import TlsSection
-from sidecar.runtime.tls import _Files, fault, transport_socket
+from sidecar.runtime.tls import _Files, fault, faults, transport_socket
 from tests.support.certificates import Authority, put
 
 AUTHORITY = Authority()
@@ -64,6 +64,16 @@ def test_files_are_taken_when_they_changed_and_fit(section: TlsSection) -> None:
     assert files.changed() is None
     put(section.key_file, key)
     assert files.changed() == (certificate, key, AUTHORITY.pem)
+
+
+def test_a_private_key_that_others_can_use_starts_nothing(section: TlsSection) -> None:
+    assert faults(section) == []
+    section.key_file.chmod(0o644)
+    (said,) = faults(section)
+    assert said.startswith("listen.tls.key_file: ")
+    assert "mode 0644" in said
+    section.key_file.chmod(0o440)
+    assert faults(section) == []
 
 
 def test_what_cannot_serve_is_said(section: TlsSection, tmp_path: Path) -> None:
