@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -34,6 +34,7 @@ from sidecar.core.model import (
     ResponseFacts,
     Usage,
     Verdict,
+    replace,
 )
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.recorded import Output, Recorded

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sidecar.core.reasons import REASONS, Code, Reason
 
@@ -49,14 +51,14 @@ __all__ = [
     "Undo",
     "Usage",
     "Verdict",
+    "replace",
 ]
 
 ParameterValue = bool | int | float | str
 Network = IPv4Network | IPv6Network
 
 
-@dataclass(frozen=True, slots=True)
-class Instant:
+class Instant(Struct, frozen=True):
     """One moment on both clocks: ``wall_ns`` since the UNIX epoch (to show), ``mono_ns`` monotonic (to subtract)."""
 
     wall_ns: int
@@ -116,8 +118,7 @@ class Disposition(StrEnum):
     REFUSE = "refuse"
 
 
-@dataclass(frozen=True, slots=True)
-class Method:
+class Method(Struct, frozen=True):
     """One RPC of the method table. ``roles`` may call it (empty: nobody); ``by_model``: its message names a model."""
 
     path: str  # "/inference.GRPCInferenceService/ModelInfer"
@@ -137,8 +138,7 @@ class Method:
         return self.path[1:]
 
 
-@dataclass(frozen=True, slots=True)
-class TraceContext:
+class TraceContext(Struct, frozen=True):
     """The W3C trace context of one call: ``span_id`` is the sidecar's own span, ``parent_id`` the client's (hex)."""
 
     trace_id: str
@@ -153,8 +153,7 @@ class TraceContext:
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
+class Credential(Struct, frozen=True):
     """The one credential a caller sent, by kind; ``listener`` is none sent, on a listener bound to one principal."""
 
     # A certificate's secret is its URI, a listener's its address: neither is one.
@@ -162,8 +161,7 @@ class Credential:
     secret: Secret
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(Struct, frozen=True):
     """One inference request or one other RPC, as received; nothing in it has been judged yet.
 
     ``message`` is the protobuf message without gRPC framing. ``credential`` is a ``Denial`` where the caller sent none,
@@ -185,8 +183,7 @@ class Call:
     fault: Denial | None = None  # what is wrong with its headers
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """All that is read of a message before its call is authorised."""
 
     model: str = ""
@@ -204,8 +201,7 @@ class Contract(StrEnum):
     GENERIC = "generic"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFacts:
+class TensorFacts(Struct, frozen=True):
     """One input tensor: its KServe v2 datatype, its shape, and its payload in bytes as it came over the wire."""
 
     name: str
@@ -214,8 +210,7 @@ class TensorFacts:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceFacts:
+class InferenceFacts(Struct, frozen=True):
     """What a ModelInferRequest asks for, read through its model's contract.
 
     ``prompts`` are the raw bytes of the prompt tensor's elements (maybe not UTF-8); empty for ``generic``.
@@ -242,8 +237,7 @@ class InferenceFacts:
 NO_FACTS: Final = InferenceFacts()
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseFacts:
+class ResponseFacts(Struct, frozen=True):
     """What one response message says. ``error`` is a stream's in-band ``error_message``; token counts are deltas."""
 
     request_id: str = ""
@@ -262,8 +256,7 @@ class ResponseFacts:
 # --- who and whether ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(Struct, frozen=True):
     """Who calls. ``name``: the JWT's subject or the key's name.
 
     ``models`` narrows the tenant's, ``methods`` what its roles may call (names such as ModelInfer), ``networks`` whence
@@ -284,8 +277,7 @@ class Principal:
     networks: tuple[Network, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Denial:
+class Denial(Struct, frozen=True):
     """A refusal. ``detail`` is shown to the caller; ``internal`` goes to the record and the log only.
 
     ``retry_after`` is in seconds. ``rule`` names what decided: a policy's id, a document's path, or a limit.
@@ -305,16 +297,14 @@ class Denial:
         return f"{text}: {self.detail}" if self.detail else text
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRate:
+class RequestRate(Struct, frozen=True):
     """``rate`` requests a second on average, ``burst`` at once."""
 
     rate: float
     burst: int
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """One tenant's quotas on this pod; None is "not limited".
 
     ``priority``: the best (lowest) queue priority it may ask Triton for; ``queue_timeout_us``: the longest its request
@@ -330,16 +320,14 @@ class Limits:
     queue_timeout_us: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class KvProfile:
+class KvProfile(Struct, frozen=True):
     """Bytes of KV cache a token takes over all ranks, and the block the cache is given out in (tokens)."""
 
     bytes_per_token: int
     tokens_per_block: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ModelProfile:
+class ModelProfile(Struct, frozen=True):
     """What models.yaml states of a model. ``max_tokens`` bounds, ``default_tokens`` replaces an absent request's.
 
     ``classification``: its outputs may be asked for as classes, because each of them is numeric.
@@ -369,8 +357,7 @@ class Durability(StrEnum):
     STRICT = "strict"
 
 
-@dataclass(frozen=True, slots=True)
-class AuditRule:
+class AuditRule(Struct, frozen=True):
     """How a tenant's calls are recorded; ``retention_days`` None is "kept until a bundle says otherwise"."""
 
     level: AuditLevel = AuditLevel.FULL
@@ -380,8 +367,7 @@ class AuditRule:
     searchable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """An allow: the rule that decided, and what the bundle says of this tenant and model.
 
     ``may_trace``: residency was looked at and allows the call's span where this pod's telemetry goes.
@@ -409,8 +395,7 @@ class Quantity(StrEnum):
     TENSOR_BYTES = "tensor_bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """What a call asks of the quotas, worst case: tokens (prompt + requested × sequences), bytes of KV and tensors."""
 
     tokens: int = 0
@@ -418,8 +403,7 @@ class Demand:
     tensor_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
+class Reservation(Struct, frozen=True):
     """What a call holds until settled. ``over`` is the refusal it would have met, where limits are only observed."""
 
     tenant: str
@@ -429,16 +413,14 @@ class Reservation:
     over: Denial | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Undo:
+class Undo(Struct, frozen=True):
     """What isolation changed and every response has put back: the client's own id (None: it stands), added outputs."""
 
     request_id: str | None = None
     strip: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(Struct, frozen=True):
     """What Triton is sent: the judged message, ``suffix`` behind it, and metadata from the allow-list.
 
     ``suffix`` holds whole protobuf fields: the last of a scalar, and of a map's entries with one key, is what counts,
@@ -459,8 +441,7 @@ class Forward:
 PROOF: Final = object()  # the governor's; nobody else may use it
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(Struct, frozen=True):
     """Proof that a call was identified, authorised, in region and within quota. Only ``Governor.admit`` makes one.
 
     ``would_refuse`` is the refusal that mode ``observe`` (or a shadow rule) did not enforce.
@@ -473,11 +454,14 @@ class Admission:
     forward: Forward
     reservation: Reservation
     would_refuse: Denial | None
-    proof: object = field(repr=False)
+    proof: object
 
     def __post_init__(self) -> None:
         if self.proof is not PROOF:
             raise TypeError("only Governor.admit makes an Admission")
+
+    def __repr__(self) -> str:
+        return f"Admission({self.call.id})"  # neither the proof nor what the caller wrote
 
 
 class OutcomeKind(StrEnum):
@@ -490,8 +474,7 @@ class OutcomeKind(StrEnum):
     ABORTED = "aborted"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """How a forwarded call ended: ``status`` is the gRPC code the client is given, ``internal`` Triton's own words.
 
     ``rule``: as a denial's, where one ended the call.
@@ -504,8 +487,7 @@ class Outcome:
     rule: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Struct, frozen=True):
     """What a call really used. Token counts are estimates unless marked exact; times are ns after arrival."""
 
     input_tokens: int = 0

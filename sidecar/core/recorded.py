@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import hashlib
 import threading
-from dataclasses import dataclass, replace
 from typing import Final
 
-from sidecar.core.model import NO_FACTS, Admission, Denial, Forward, Instant, ResponseFacts, Usage
+from msgspec import Struct
+
+from sidecar.core.model import NO_FACTS, Admission, Denial, Forward, Instant, ResponseFacts, Usage, replace
 
 __all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "Output", "Recorded"]
 
@@ -19,8 +20,7 @@ OUTPUT_LAG_NS: Final = 50_000_000
 _BYTES_PER_TOKEN: Final = 4  # of English, as prompts are estimated (sidecar.triton.contracts)
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(Struct, frozen=True):
     """A run of output text; ``offset`` is its place in the call's whole output, in bytes."""
 
     offset: int

@@ -27,8 +27,7 @@ REASON_OF: Final[dict[Quantity, Reason]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Held(Reservation):
+class Held(Reservation, frozen=True):
     """A reservation made here; ``budgeted`` says whether its tokens were taken from the budget."""
 
     budgeted: bool = False

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 from sidecar.core.governor import Governor, Recorded
-from sidecar.core.model import Call, Credential, Denial, Disposition, Instant, MalformedRequest, Method, TraceContext
+from sidecar.core.model import (
+    Call,
+    Credential,
+    Denial,
+    Disposition,
+    Instant,
+    MalformedRequest,
+    Method,
+    TraceContext,
+    replace,
+)
 from sidecar.core.reasons import Reason
 from sidecar.identity import credentials
 from sidecar.transports import grpc_frames

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final, assert_never
+
+from msgspec import Struct
 
 from sidecar.core.governor import Recorded, Refused
 from sidecar.core.model import Call, Denial, Forward, Outcome, OutcomeKind, ResponseFacts
@@ -17,8 +18,7 @@ from sidecar.triton.peek import peek_request_id
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamEnd:
+class UpstreamEnd(Struct, frozen=True):
     """How the upstream RPC ended: gRPC code and text, as Triton (or what stands before it) gave them.
 
     ``client_gone``: it ended because the client's own RPC did. ``denial``: we ended it.

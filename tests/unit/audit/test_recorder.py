@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +43,7 @@ from sidecar.core.model import (
     TraceContext,
     Usage,
     Verdict,
+    replace,
 )
 from sidecar.core.ports import Recorder
 from sidecar.core.reasons import REASONS, Code, Reason

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from policies import policy as policy_module
@@ -23,6 +21,7 @@ from sidecar.core.model import (
     ModelProfile,
     Principal,
     Verdict,
+    replace,
 )
 from sidecar.core.ports import Policy
 from sidecar.core.reasons import Reason

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from sidecar.core.model import Demand, Denial, Instant, Limits, Quantity, RequestRate, Reservation, Usage
+from sidecar.core.model import Demand, Denial, Instant, Limits, Quantity, RequestRate, Reservation, Usage, replace
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.quotas.local import REASON_OF, LocalQuotas, _size
 
