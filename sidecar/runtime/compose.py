@@ -29,11 +29,12 @@ from sidecar.identity.keys import KeyRing
 from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
 from sidecar.quotas.local import LocalQuotas
-from sidecar.runtime import clock, tls
+from sidecar.runtime import clock, restricted, tls
 from sidecar.runtime.ids import RandomIds
 from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
 from sidecar.telemetry.instruments import PrometheusInstruments
 from sidecar.transports.live import LiveRpcs
+from sidecar.transports.upstream import Restricted
 from sidecar.triton.methods import METHODS
 from sidecar.triton.reader import TritonReader
 
@@ -62,6 +63,7 @@ class Rooms:
     live: LiveRpcs
     jwks: tuple[JwksSource, ...]
     jwks_refresher: JwksRefresher
+    restricted: Restricted | None
 
 
 def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> BundleSource:
@@ -73,6 +75,9 @@ def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> Bu
     if settings.listen.tls is not None:
         problems += tls.faults(settings.listen.tls)
     problems += _listener_problems(settings, None if isinstance(source, list) else source, environment)
+    secret = restricted.load(settings.triton.restricted_secret, environment)
+    if isinstance(secret, str):
+        problems.append(secret)
     if isinstance(source, list) or problems:
         raise StartError("\n".join(problems))
     return source
@@ -110,6 +115,7 @@ def build(settings: Settings) -> Rooms:
     """Open the journal and wire the rooms. Raises ``StartError``; then nothing is left open."""
     policies = check(settings)
     jurisdiction = policies.current().place.jurisdiction
+    secret = _restricted(settings)
     ring = _ring(settings)
     book = DenyBook(max_age=settings.identity.revocations_max_age)
     issuers = [_issuer(section) for section in settings.identity.issuers]
@@ -151,6 +157,7 @@ def build(settings: Settings) -> Rooms:
         live=live,
         jwks=jwks,
         jwks_refresher=JwksRefresher(jwks, time.time),
+        restricted=secret,
     )
 
 
@@ -162,6 +169,13 @@ def _bound(settings: Settings) -> dict[str, Principal]:
         )
         for each in settings.listeners
     }
+
+
+def _restricted(settings: Settings) -> Restricted | None:
+    found = restricted.load(settings.triton.restricted_secret, os.environ)
+    if isinstance(found, str):  # it went between two looks
+        raise StartError(found)
+    return found
 
 
 def _ring(settings: Settings) -> KeyRing | None:

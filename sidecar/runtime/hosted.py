@@ -66,7 +66,8 @@ def _build() -> AsgiWire:
     # Every call has its own deadline; the transport's must only never come first (its default is 60 s).
     transport = HTTPTransport(CLUSTER, timeout=settings.bounds.call_timeout * 2 + 60.0)
     bound = {envoy.split_address(each.address)[1]: each.address for each in settings.listeners}
-    return AsgiWire(sidecar.services, EnvoyUpstream(transport, sidecar.budget), sidecar.live, bound)
+    upstream = EnvoyUpstream(transport, sidecar.budget, sidecar.rooms.restricted)
+    return AsgiWire(sidecar.services, upstream, sidecar.live, bound)
 
 
 def _way_out(sidecar: Sidecar, run: Path) -> None:

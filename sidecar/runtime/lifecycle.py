@@ -46,7 +46,7 @@ class Sidecar:
         self._announcer = Announcer(self.rooms.recorder.event, self.rooms.instruments.unrecorded)
         self._in_force = InForce(settings.audit.journal.directory, settings.mode, self._announcer)
         self.budget = Budget(settings.bounds.buffer_bytes)
-        self._probe = UpstreamProbe(settings.triton.grpc)
+        self._probe = UpstreamProbe(settings.triton.grpc, self.rooms.restricted)
         self._shipper = Shipper(*ship)
         self._stopping = threading.Event()
         self._threads = [

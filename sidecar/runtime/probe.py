@@ -6,22 +6,18 @@ import logging
 import threading
 from typing import Final
 
-import pyqwest
-
+from sidecar.runtime.ask import TIMEOUT, TritonDesk, Unanswered
 from sidecar.telemetry import logs
-from sidecar.transports.grpc_frames import frame
+from sidecar.transports.upstream import Restricted
 
 _LOG: Final = logging.getLogger("warden.upstream")
-_READY: Final = "/inference.GRPCInferenceService/ServerReady"
-_READY_ANSWER: Final = frame(b"\x08\x01")  # ServerReadyResponse{ready: true}
-_TIMEOUT: Final = 2.0  # seconds
 
 
 class UpstreamProbe:
     """``ready`` is what the last answer said; False until the first."""
 
-    def __init__(self, address: str, *, every: float = 1.0) -> None:
-        self._url = f"http://{address}{_READY}"
+    def __init__(self, address: str, restricted: Restricted | None = None, *, every: float = 1.0) -> None:
+        self._address, self._restricted = address, restricted
         self._every = every
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="warden-upstream", daemon=True)
@@ -33,22 +29,13 @@ class UpstreamProbe:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(_TIMEOUT * 2)
+        self._thread.join(TIMEOUT * 2)
 
     def _run(self) -> None:
-        # HTTP/2 without TLS by prior knowledge, as gRPC speaks it on loopback.
-        client = pyqwest.SyncClient(
-            pyqwest.SyncHTTPTransport(
-                http_version=pyqwest.HTTPVersion.HTTP2,
-                connect_timeout=_TIMEOUT,
-                timeout=_TIMEOUT,
-                proxy=(),
-                enable_otel=False,
-            )
-        )
+        desk = TritonDesk(self._address, self._restricted)
         while not self._stopping.is_set():
             try:
-                ready, detail = self._ask(client)
+                ready, detail = self._ask(desk)
             except Exception as fault:  # noqa: BLE001 — a thread that died would leave its last answer standing for good
                 _LOG.error("probe.crashed", exc_info=fault)
                 ready, detail = False, f"asking failed: {type(fault).__name__}"
@@ -59,12 +46,10 @@ class UpstreamProbe:
             self.ready, self.detail = ready, detail
             self._stopping.wait(self._every)
 
-    def _ask(self, client: pyqwest.SyncClient) -> tuple[bool, str]:
-        headers = {"content-type": "application/grpc", "te": "trailers"}
-        try:
-            response = client.post(self._url, headers=headers, content=frame(b""))
-        except (OSError, TimeoutError, pyqwest.ReadError, pyqwest.WriteError, pyqwest.RemoteProtocolError) as fault:
-            return False, f"Triton does not answer: {type(fault).__name__}"
-        if bytes(response.content) == _READY_ANSWER:
-            return True, "ready"
-        return False, "Triton answers that it is not ready"
+    def _ask(self, desk: TritonDesk) -> tuple[bool, str]:
+        answer = desk.ask("ServerReady")
+        if isinstance(answer, Unanswered):
+            if answer.restricted:
+                return False, "Triton wants another secret than triton.restricted_secret, or one at all"
+            return False, answer.detail if answer.code is None else f"Triton answers {answer.code.name}"
+        return (True, "ready") if answer.ready else (False, "Triton answers that it is not ready")

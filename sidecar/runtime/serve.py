@@ -87,7 +87,7 @@ async def _serve_grpc(sidecar: Sidecar) -> bool:
 
     settings, section = sidecar.settings, sidecar.settings.listen.tls
     async with connect(settings.triton.grpc) as channel:
-        upstream, bounds = GrpcUpstream(channel), settings.bounds
+        upstream, bounds = GrpcUpstream(channel, sidecar.rooms.restricted), settings.bounds
         options = server_options(bounds.message_bytes, bounds.metadata_bytes, bounds.streams_per_connection)
 
         def server_at(name: str, address: str, credentials: Any, listener: str = "") -> grpc.aio.Server:

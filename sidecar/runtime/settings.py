@@ -97,8 +97,26 @@ class ListenerSection(_Section):
     under_kubernetes: Literal["every container of this pod may use it"] | None = None
 
 
+class RestrictedSection(_Section):
+    """The secret that Triton was started with: ``--grpc-restricted-protocol=CATEGORIES:KEY=SECRET``."""
+
+    key: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")
+    file: Path | None = None
+    env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.file is None) == (self.env is None):
+            raise ValueError("write either file or env: where the secret is")
+        return self
+
+
 class TritonSection(_Section):
     grpc: Address = "127.0.0.1:8001"
+    # Its HTTP and metrics ports: looked at only to see whether anybody but this host can reach them.
+    other_ports: tuple[Annotated[int, Field(strict=True, gt=0, lt=65536)], ...] = Field((8000, 8002), max_length=8)
+    restricted_secret: RestrictedSection | None = None
+    model_repository: tuple[Path, ...] = Field((), max_length=16)  # where its model directories can be read from here
 
 
 class PolicySection(_Section):
@@ -276,6 +294,12 @@ def load(path: Path) -> Settings:
     return _anchored(settings, path.resolve().parent)
 
 
+def _anchored_item(item: Any, base: Path) -> Any:
+    if isinstance(item, Path):
+        return base / item  # an absolute one stays as it is
+    return _anchored(item, base) if isinstance(item, BaseModel) else item
+
+
 def _anchored(section: Section, base: Path) -> Section:
     """``section`` with every relative path, at any depth, made absolute under ``base``."""
     changes: dict[str, Any] = {}
@@ -286,7 +310,7 @@ def _anchored(section: Section, base: Path) -> Section:
         elif isinstance(value, BaseModel):
             changes[name] = _anchored(value, base)
         elif isinstance(value, tuple):
-            changes[name] = tuple(_anchored(item, base) if isinstance(item, BaseModel) else item for item in value)
+            changes[name] = tuple(_anchored_item(item, base) for item in value)
         elif name == "jwks" and "://" not in value and not Path(value).is_absolute():
             changes[name] = str(base / value)
     return section.model_copy(update=changes)

@@ -14,7 +14,7 @@ from sidecar.core.reasons import Code
 from sidecar.transports.budget import Budget, Held
 from sidecar.transports.exchange import NO_BUFFER, UpstreamEnd
 from sidecar.transports.grpc_frames import FrameReader, UnsupportedEncoding, decode_message, prefix
-from sidecar.transports.upstream import Metadata, UpstreamCall
+from sidecar.transports.upstream import Metadata, Restricted, UpstreamCall
 
 if TYPE_CHECKING:
     from pyvoy.asgi.httpclient import HTTPTransport
@@ -34,24 +34,26 @@ class _Reset(Exception):  # noqa: N818 — raised in a request body to reset its
 class EnvoyUpstream:
     """Opens RPCs on the cluster ``triton`` of the Envoy that hosts us."""
 
-    def __init__(self, transport: HTTPTransport, budget: Budget) -> None:
+    def __init__(self, transport: HTTPTransport, budget: Budget, restricted: Restricted | None = None) -> None:
         self._transport = transport
         self._budget = budget
+        self._restricted = restricted
 
     def unary(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
         content: bytes | AsyncIterator[bytes]
         size = len(message) + len(suffix)
         content = _chunks(prefix(size), message, suffix) if size >= _JOIN_BELOW else prefix(size) + message + suffix
-        return _EnvoyCall(self._transport, self._budget, _request(method, metadata, content), None)
+        return _EnvoyCall(self._transport, self._budget, self._request(method, metadata, content), None)
 
     def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
         body = _OpenBody(prefix(len(message) + len(suffix)), message, suffix)
-        return _EnvoyCall(self._transport, self._budget, _request(method, metadata, body.chunks()), body)
+        return _EnvoyCall(self._transport, self._budget, self._request(method, metadata, body.chunks()), body)
 
-
-def _request(method: Method, metadata: Metadata, content: bytes | AsyncIterator[bytes]) -> Request:
-    headers = Headers([("content-type", "application/grpc"), ("te", "trailers"), *metadata])
-    return Request("POST", _ORIGIN + method.path, headers, content)
+    def _request(self, method: Method, metadata: Metadata, content: bytes | AsyncIterator[bytes]) -> Request:
+        if self._restricted is not None:
+            metadata = (*metadata, *self._restricted.metadata())
+        headers = Headers([("content-type", "application/grpc"), ("te", "trailers"), *metadata])
+        return Request("POST", _ORIGIN + method.path, headers, content)
 
 
 async def _chunks(*parts: bytes) -> AsyncIterator[bytes]:

@@ -12,7 +12,7 @@ import grpc.aio
 from sidecar.core.model import Method
 from sidecar.core.reasons import Code
 from sidecar.transports.exchange import UpstreamEnd
-from sidecar.transports.upstream import Metadata, UpstreamCall
+from sidecar.transports.upstream import Metadata, Restricted, UpstreamCall
 
 # Both ways without a bound, as Triton and tritonclient have it; ours is bounds.message_bytes. No keepalive pings, which
 # Triton answers with GOAWAY (facts/triton.md §6); no retries, which would be calls that nobody recorded.
@@ -31,16 +31,22 @@ def connect(address: str) -> grpc.aio.Channel:
 class GrpcUpstream:
     """Opens RPCs on one ``grpc.aio.Channel``, within the event loop it was made in."""
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Any, restricted: Restricted | None = None) -> None:
         self._channel = channel
+        self._restricted = restricted
 
     def unary(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
+        metadata = self._with_secret(metadata)
         # grpc takes one buffer, so here a suffix does cost a copy; a message without one is passed as it is.
         sent = message + suffix if suffix else message
         return _Unary(lambda: self._channel.unary_unary(method.path, None, None)(sent, metadata=metadata))
 
     def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
+        metadata = self._with_secret(metadata)
         return _Stream(self._channel.stream_stream(method.path, None, None)(None, metadata=metadata), message + suffix)
+
+    def _with_secret(self, metadata: Metadata) -> Metadata:
+        return metadata if self._restricted is None else (*metadata, *self._restricted.metadata())
 
 
 async def _end(call: Any) -> UpstreamEnd:

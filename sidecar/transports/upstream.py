@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
-from sidecar.core.model import Admission, Denial, Method
+from sidecar.core.model import Admission, Denial, Method, Secret
 from sidecar.transports.context import Services
 from sidecar.transports.exchange import Exchange, UpstreamEnd
 
 Metadata = tuple[tuple[str, str], ...]
+RESTRICTED_PREFIX: Final = "triton-grpc-protocol-"
+
+
+@dataclass(frozen=True, slots=True)
+class Restricted:
+    """What Triton's restricted protocols want to see with every RPC: ``key`` names the header (facts/triton.md §1)."""
+
+    key: str
+    secret: Secret
+
+    def metadata(self) -> Metadata:
+        """To be sent to Triton, and shown nowhere."""
+        return ((RESTRICTED_PREFIX + self.key, self.secret.reveal().decode("ascii")),)
 
 
 class UpstreamCall(Protocol):

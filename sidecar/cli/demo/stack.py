@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -27,12 +27,13 @@ from sidecar.cli.demo.otlp import OtlpReceiver, start_otlp
 from sidecar.cli.demo.ports import LOOPBACK, free_ports, pick
 from sidecar.cli.demo.postgres import RunningPostgres, start_postgres
 from sidecar.cli.demo.process import Progress, StartError, end, quiet, spawn, wait_ready
-from sidecar.cli.demo.triton import Addresses, RunningTriton, start_triton
+from sidecar.cli.demo.triton import RESTRICTED_KEY, Addresses, RunningTriton, start_triton
 from sidecar.cli.keys import record_key_event
 from sidecar.core.model import Secret
 from sidecar.identity import mint, store
 from sidecar.identity.keys import read_pepper
 from sidecar.runtime import migrate
+from sidecar.transports.upstream import RESTRICTED_PREFIX
 
 REGION: Final = "eu-west-1"
 JURISDICTION: Final = "EU"
@@ -57,6 +58,7 @@ class Parts:
     otlp: OtlpReceiver
     triton: Addresses
     postgres_dsn: str
+    triton_secret: str | None = None  # that Triton's restricted protocols were started with
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,13 @@ class Stack:
     def _start_parts(self) -> Parts:
         options, directory = self.options, self.directory
         self.otlp = start_otlp(directory / "spans.jsonl")
+        secret = secrets.token_urlsafe(32)
         with ThreadPoolExecutor(2) as pool:
             postgres = pool.submit(
                 start_postgres, directory / "postgres", settings=options.postgres_settings, progress=self.progress
             )
             triton = pool.submit(
-                start_triton, directory / "triton", tuple(options.models), otlp_url=self.otlp.http_url,
+                start_triton, directory / "triton", tuple(options.models), otlp_url=self.otlp.http_url, secret=secret,
                 environment=options.model_environment, progress=self.progress,
             )  # fmt: skip
             # Both are had before either is asked for its fault, so that ``stop`` knows what to end.
@@ -126,7 +129,7 @@ class Stack:
         for fault in faults:
             if fault is not None:
                 raise fault
-        return Parts(self.otlp, self.triton.addresses, self.postgres.dsn)
+        return Parts(self.otlp, self.triton.addresses, self.postgres.dsn, secret)
 
     # --- configuration ---------------------------------------------------------------------------------------------
 
@@ -138,6 +141,9 @@ class Stack:
             create_key_file(keys / name, secrets.token_bytes)
         signing = mint.generate_key()
         mint.write_private(keys / "signing.pem", signing)
+        if parts.triton_secret is not None:
+            (keys / "triton.secret").touch(mode=0o600)
+            (keys / "triton.secret").write_text(parts.triton_secret)
         key = mint.load_key(signing)
         assert isinstance(key, mint.SigningKey)
         mint.write_public(keys / "jwks.json", mint.public_jwks(key))
@@ -151,6 +157,8 @@ class Stack:
             "console": None,
             "triton_grpc": parts.triton.grpc,
             "triton_metrics": parts.triton.metrics,
+            # To ask Triton itself, past the sidecar: gRPC metadata (HTTP: a header) to be sent with each call.
+            "triton_metadata": _restricted(parts),
             "postgres_dsn": parts.postgres_dsn,
             "otlp_spans": str(parts.otlp.path),
             "config": str(self.config),
@@ -164,7 +172,7 @@ class Stack:
             "sidecar": {"name": "demo-pod-1", "region": REGION},
             "mode": "enforce",
             "listen": {"grpc": f"{LOOPBACK}:{grpc}", "admin": f"{LOOPBACK}:{admin}"},
-            "triton": {"grpc": parts.triton.grpc},
+            "triton": _triton(parts),
             "policy": {"bundle": "bundle"},
             "identity": {
                 "issuers": [
@@ -210,8 +218,8 @@ class Stack:
 
     # --- the sidecar -----------------------------------------------------------------------------------------------
 
-    def start_warden(self) -> None:
-        """Start `warden serve` and wait until it is ready, its keys loaded."""
+    def start_warden(self, until: Callable[[], bool] | None = None) -> None:
+        """Start `warden serve` and wait ``until`` something holds: that it is ready, its keys loaded."""
         command = [sys.executable, "-m", "sidecar.cli.main", "serve", "--config", str(self.config)]
         self.process = spawn(
             [*command, "--wire", self.options.wire],
@@ -221,8 +229,9 @@ class Stack:
             on_parent_death=signal.SIGKILL,
         )
         seconds = wait_ready(
-            self.process, self.is_ready, name="Warden", log=self.log, deadline_s=_READY_DEADLINE_S, tick=self.progress
-        )
+            self.process, until or self.is_ready, name="Warden", log=self.log, deadline_s=_READY_DEADLINE_S,
+            tick=self.progress,
+        )  # fmt: skip
         self.progress(f"Warden: ready after {seconds:.1f} s")
 
     def is_ready(self) -> bool:
@@ -287,6 +296,18 @@ def _claim(directory: Path) -> Any:
         if entry.name != _MARKER:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     return lock
+
+
+def _restricted(parts: Parts) -> dict[str, str]:
+    return {} if parts.triton_secret is None else {RESTRICTED_PREFIX + RESTRICTED_KEY: parts.triton_secret}
+
+
+def _triton(parts: Parts) -> dict[str, Any]:
+    ports = [int(address.rpartition(":")[2]) for address in (parts.triton.http, parts.triton.metrics)]
+    section: dict[str, Any] = {"grpc": parts.triton.grpc, "other_ports": ports}
+    if parts.triton_secret is not None:
+        section["restricted_secret"] = {"key": RESTRICTED_KEY, "file": "keys/triton.secret"}
+    return section
 
 
 def _merged(base: Any, changes: Any) -> Any:

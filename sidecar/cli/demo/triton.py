@@ -18,10 +18,17 @@ from types import MappingProxyType
 
 from sidecar.cli.demo.ports import LOOPBACK, free_ports
 from sidecar.cli.demo.process import LOG_TAIL_LINES, Progress, StartError, end, quiet, spawn, tail, wait_ready
+from sidecar.transports.upstream import RESTRICTED_PREFIX
 
 READY_DEADLINE_S = 120.0  # with the demo's and the tests' models 3 to 5 s on two idle cores
 EXIT_TIMEOUT_S = 5  # how long Triton waits for requests in flight when asked to end
 STOP_GRACE_S = EXIT_TIMEOUT_S + 5.0
+RESTRICTED_KEY = "warden"
+# Every category there is (facts/triton.md §1), so that nobody without the secret gets anything but the metrics.
+RESTRICTED = (
+    "health", "metadata", "inference", "shared-memory", "model-config", "model-repository", "statistics", "trace",
+    "logging",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,7 @@ def start_triton(
     http_port: int | None = None,
     metrics_port: int | None = None,
     otlp_url: str | None = None,
+    secret: str | None = None,
     extra_flags: Sequence[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
     progress: Progress = quiet,
@@ -74,7 +82,8 @@ def start_triton(
     """Start Triton with all models of ``repository`` and return when every one of them is ready.
 
     ``directory`` gets the log and the backends. Ports not named are free ones. ``otlp_url`` (such as
-    ``http://127.0.0.1:4318/v1/traces``) receives the spans of those requests that carry a trace context. The models see
+    ``http://127.0.0.1:4318/v1/traces``) receives the spans of those requests that carry a trace context. Whoever
+    doesn't send ``secret`` (in the header of ``RESTRICTED_KEY``) is refused everything but the metrics. The models see
     ``environment`` and little else. StartError says what went wrong and quotes the log.
     """
     directory = directory.resolve()
@@ -95,6 +104,7 @@ def start_triton(
             f"--backend-directory={directory / 'backends'}",
             *_flags(ports),
             *_trace_flags(otlp_url),
+            *_restricted_flags(secret),
             *extra_flags,
         ],
         log=log,
@@ -104,7 +114,7 @@ def start_triton(
     )
     seconds = wait_ready(
         process,
-        lambda: _ready(ports[1]),
+        lambda: _ready(ports[1], secret),
         name="Triton",
         log=log,
         deadline_s=deadline_s,
@@ -146,6 +156,16 @@ def _trace_flags(otlp_url: str | None) -> list[str]:
         "rate=0",  # none of its own accord; a valid traceparent is always traced
     ]
     return [f"--trace-config={setting}" for setting in settings]
+
+
+def _restricted_flags(secret: str | None) -> list[str]:
+    if secret is None:
+        return []
+    everything = ",".join(RESTRICTED)
+    return [
+        f"--grpc-restricted-protocol={everything}:{RESTRICTED_KEY}={secret}",
+        f"--http-restricted-api={everything}:{RESTRICTED_PREFIX}{RESTRICTED_KEY}={secret}",
+    ]
 
 
 def _environment(wheel: _Wheel, extra: Mapping[str, str]) -> dict[str, str]:
@@ -204,10 +224,11 @@ def _python_library() -> Path:
     raise StartError(f"Triton: {name} wasn't found, which Debian has in the package {name.split('.so', maxsplit=1)[0]}")
 
 
-def _ready(http_port: int) -> bool:
+def _ready(http_port: int, secret: str | None) -> bool:
     connection = http.client.HTTPConnection(LOOPBACK, http_port, timeout=2)
+    headers = {} if secret is None else {RESTRICTED_PREFIX + RESTRICTED_KEY: secret}
     try:
-        connection.request("GET", "/v2/health/ready")
+        connection.request("GET", "/v2/health/ready", headers=headers)
         return connection.getresponse().status == 200
     except OSError:
         return False

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from pyqwest import Headers, ReadError, Request, StreamError, StreamErrorCode, WriteError
 
+from sidecar.core.model import Secret
 from sidecar.core.reasons import Code
 from sidecar.transports.budget import Budget
 from sidecar.transports.envoy_upstream import EnvoyUpstream
 from sidecar.transports.exchange import NO_BUFFER, UpstreamEnd
 from sidecar.transports.grpc_frames import frame, prefix
-from sidecar.transports.upstream import UpstreamCall
+from sidecar.transports.upstream import Restricted, UpstreamCall
 from tests.support.wire import MODEL_INFER, STREAM_INFER
 
 OK = Headers([("grpc-status", "0")])
@@ -96,6 +97,22 @@ async def everything(call: UpstreamCall) -> list[bytes | UpstreamEnd]:
         found.append(await call.receive())
     assert await call.receive() == found[-1]  # an end stays an end
     return found
+
+
+async def test_both_kinds_of_call_carry_the_restricted_secret() -> None:
+    restricted = Restricted("warden", Secret(b"0123456789abcdef"))
+    for streaming in (False, True):
+        transport = FakeTransport(FakeResponse(frame(b"answer")))
+        upstream = EnvoyUpstream(transport, PLENTY, restricted)  # type: ignore[arg-type]  # a fake
+        if streaming:
+            call = upstream.stream(STREAM_INFER, b"m", b"", (("traceparent", "00-x"),))
+            call.half_close()
+        else:
+            call = upstream.unary(MODEL_INFER, b"m", b"", (("traceparent", "00-x"),))
+        await everything(call)
+        headers = dict(transport.requests[0].headers.items())
+        assert headers["triton-grpc-protocol-warden"] == "0123456789abcdef"
+        assert headers["traceparent"] == "00-x"
 
 
 async def test_a_unary_call_sends_one_frame_and_what_it_was_given_beside_it() -> None:
