@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
-from sidecar.runtime.settings import IdentitySection, ListenerSection, ListenSection
+from sidecar.runtime.settings import IdentitySection, ListenerSection, ListenSection, TritonSection
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
@@ -24,6 +24,7 @@ def test_an_example_is_accepted(block: str) -> None:
         "identity": IdentitySection,
         "listen": ListenSection,
         "listeners": tuple[ListenerSection, ...],
+        "triton": TritonSection,
     }
     assert document.keys() & known.keys()
     for name, section in known.items():
