@@ -35,6 +35,7 @@ from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
 from sidecar.telemetry.instruments import PrometheusInstruments
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.upstream import Restricted
+from sidecar.triton.knowledge import ModelBook
 from sidecar.triton.methods import METHODS
 from sidecar.triton.reader import TritonReader
 
@@ -62,6 +63,7 @@ class Rooms:
     keys: KeyRefresher
     live: LiveRpcs
     jwks: tuple[JwksSource, ...]
+    models: ModelBook
     jwks_refresher: JwksRefresher
     restricted: Restricted | None
 
@@ -136,7 +138,7 @@ def build(settings: Settings) -> Rooms:
     identity = Identifier(TokenVerifier(issuers, book), ring, certificates, _bound(settings))
     ports = Ports(identity, policies, TritonReader(), quotas, recorder, instruments)
     governor = Governor(ports, mode=Mode(settings.mode))
-    live = LiveRpcs()
+    live, models = LiveRpcs(), ModelBook()
     refresher = KeyRefresher(
         settings.audit.database.dsn, ring, book, refresh=_freshness(settings).refresh, clock=time.time,
         monotonic=time.monotonic, file=file,
@@ -156,6 +158,7 @@ def build(settings: Settings) -> Rooms:
         keys=refresher,
         live=live,
         jwks=jwks,
+        models=models,
         jwks_refresher=JwksRefresher(jwks, time.time),
         restricted=secret,
     )

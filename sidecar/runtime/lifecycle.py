@@ -15,9 +15,11 @@ from typing import Final
 from audit.journal import State
 from policies.source import Loaded, Unchanged
 from sidecar.runtime import clock
+from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.compose import Rooms, StartError, build
 from sidecar.runtime.drain import Drain
 from sidecar.runtime.inforce import Announcer, InForce
+from sidecar.runtime.learn import Learner
 from sidecar.runtime.probe import UpstreamProbe
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipper import Shipper
@@ -47,6 +49,7 @@ class Sidecar:
         self._in_force = InForce(settings.audit.journal.directory, settings.mode, self._announcer)
         self.budget = Budget(settings.bounds.buffer_bytes)
         self._probe = UpstreamProbe(settings.triton.grpc, self.rooms.restricted)
+        self._learner = Learner(TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models)
         self._shipper = Shipper(*ship)
         self._stopping = threading.Event()
         self._threads = [
@@ -106,6 +109,7 @@ class Sidecar:
         rooms.keys.start()
         rooms.jwks_refresher.start()
         self._probe.start()
+        self._learner.start()
         self._shipper.start()
         # What was made so far stays: without this, one full collection walks it all, a pause of 60 ms (make bench).
         gc.collect()
@@ -129,6 +133,7 @@ class Sidecar:
         self._announcer.write("sidecar_stopped", {})
         self._admin.stop()
         self.rooms.keys.stop()
+        self._learner.stop()
         self._shipper.stop()
         fault = self.rooms.journal.close()
         if fault is not None:
@@ -191,7 +196,12 @@ class Sidecar:
     # --- what others ask -------------------------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
-        return self._probe.ready and self.rooms.journal.state is State.OK and not self.drain.began.is_set()
+        return (
+            self._probe.ready
+            and self._learner.asked
+            and self.rooms.journal.state is State.OK
+            and not self.drain.began.is_set()
+        )
 
     def _live_checks(self) -> Mapping[str, Check]:
         return {"process": Check(ok=True, detail=f"pid {os.getpid()}")}
@@ -202,6 +212,8 @@ class Sidecar:
         policy = rooms.policies.current()
         checks = {
             "upstream": Check(self._probe.ready, self._probe.detail),
+            # A Triton that won't say what its models are is served all the same, but for what can't be decided then.
+            "models": Check(self._learner.asked, self._learner.detail),
             "journal": Check(rooms.journal.state is State.OK, fault.detail if fault else str(rooms.journal.state)),
             "draining": Check(not self.drain.began.is_set(), ""),
             # Told, never deciding: a database or an issuer that is away must not take every pod out of service.
@@ -244,6 +256,8 @@ class Sidecar:
         watch("warden_bundle_age_seconds", lambda: time.time() - self._loaded_at)
         watch("warden_bundle_info", lambda: readings.info(rooms.policies.current().digest))
         watch("warden_upstream_up", lambda: float(self._probe.ready))
+        watch("warden_models_unlearnt", lambda: float(len(rooms.models.current.unlearnt)))
+        watch("warden_models_age_seconds", lambda: self._learner.age)
         watch("warden_buffer_bytes", lambda: float(self.budget.used))
         watch("warden_buffer_limit_bytes", lambda: float(self.budget.limit))
         watch("warden_bound_listeners", lambda: float(len(settings.listeners)))

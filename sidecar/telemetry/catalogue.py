@@ -240,6 +240,8 @@ _PARTS: Final = (
     _gauge("warden_bundle_age_seconds", "Time since the bundle in force was loaded.", unit="seconds"),
     Metric("warden_bundle_info", Kind.INFO, "The policy bundle in force.", ("digest",)),
     _gauge("warden_upstream_up", "1 while Triton answers that it is ready."),
+    _gauge("warden_models_unlearnt", "Models that Triton has but could not be asked about."),
+    _gauge("warden_models_age_seconds", "Age of what is known of Triton's models.", unit="seconds"),
     _gauge("warden_buffer_bytes", "Bytes of requests and responses held in memory.", unit="bytes"),
     _gauge("warden_buffer_limit_bytes", "Bytes that may be held (bounds.buffer_bytes).", unit="bytes"),
     _counter("warden_internal_errors_total", "Calls ended by the crash barrier: a bug of ours."),

@@ -103,6 +103,8 @@ def test_a_sidecar_is_ready_with_triton_and_no_more_once_it_drains(start: Callab
     running = start()
     running.sidecar._probe.stop()
     running.sidecar._probe.ready = True
+    assert running.ask("/readyz")[0] == 503  # nobody has said yet what the models are
+    running.sidecar._learner.asked = True
     assert running.ask("/readyz")[0] == 200
     assert running.sidecar.services.ready()
     running.sidecar.drain.run()
@@ -234,5 +236,5 @@ def test_readiness_tells_each_check_for_operators(start: Callable[..., Running])
     running = start()
     _, told = running.ask("/readyz")
     checks = json.loads(told) if told.startswith("{") else told
-    for name in ("upstream", "journal", "draining", "bundle", "mode", "jwks https://issuer.example"):
+    for name in ("upstream", "models", "journal", "draining", "bundle", "mode", "jwks https://issuer.example"):
         assert name in str(checks)
