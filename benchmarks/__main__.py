@@ -13,7 +13,20 @@ from pathlib import Path
 from shutil import copytree
 from typing import Any, Final
 
-from benchmarks import governance, history, hosted_app, parts, report, streams, wires
+import psycopg
+
+from benchmarks import (
+    governance,
+    history,
+    hosted_app,
+    identity,
+    identity_snapshot,
+    parts,
+    refusals,
+    report,
+    streams,
+    wires,
+)
 from benchmarks.routes import routes
 from sidecar.cli.demo.otlp import start_otlp
 from sidecar.cli.demo.postgres import start_postgres
@@ -24,8 +37,8 @@ from tests.support.debian import ensure
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _TOOLS: Final = (("nghttp2-client", "h2load"), ("nghttp2-server", "nghttpd"))
-SECTIONS: Final = ("governance", "standin", "triton", "streams")
-QUICK: Final = ("governance", "standin", "streams")
+SECTIONS: Final = ("governance", "identity", "standin", "triton", "streams")
+QUICK: Final = ("governance", "identity", "standin", "streams")
 
 
 def main() -> int:
@@ -62,7 +75,7 @@ def _say(what: str) -> None:
 
 def _over_wires(directory: Path, wanted: tuple[str, ...], *, quick: bool) -> dict[str, Any]:
     sections: dict[str, Callable[[Path, Parts, bool], dict[str, Any]]] = {
-        "standin": _standin, "triton": _triton, "streams": _streams,
+        "identity": _identity, "standin": _standin, "triton": _triton, "streams": _streams,
     }  # fmt: skip
     numbers: dict[str, Any] = {}
     with ExitStack() as kept:
@@ -88,6 +101,20 @@ def _models(directory: Path) -> Path:
     copytree(_ROOT / "benchmarks" / "models", directory)
     copytree(_ROOT / "tests" / "support" / "models" / "slow", directory / "slow")
     return directory
+
+
+def _identity(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
+    found = identity.measure(quick=quick)
+    with psycopg.connect(around.postgres_dsn, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE keys")
+    dsn = psycopg.conninfo.make_conninfo(around.postgres_dsn, dbname="keys")
+    found["snapshot"] = identity_snapshot.measure(dsn, directory)
+    process, address = parts.start_standin(directory / "refusing")
+    try:
+        found["refusals"] = refusals.measure(directory / "siege", around, address, quick=quick)
+    finally:
+        end(process)
+    return found
 
 
 def _standin(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:

@@ -27,6 +27,9 @@ def show(numbers: dict[str, Any]) -> None:
     )
     if "governance" in numbers:
         console.print(_governance(numbers["governance"]))
+    if "identity" in numbers:
+        for table in _identity(numbers["identity"]):
+            console.print(table)
     for name, title in (
         ("standin", "One ModelInfer of 1 KB, upstream: a stand-in for Triton in C (13 µs a call): the wire alone"),
         ("triton", "One ModelInfer of 1 KB, upstream: real Triton, Python backend"),
@@ -48,6 +51,50 @@ def _governance(found: dict[str, Any]) -> Table:
     table.add_row("whole call, CPU, least round (median)", f"{found['cpu_us_min']:.1f} ({found['cpu_us_median']:.1f})")
     table.add_row("beside it, the wire's: read the headers", f"{found['headers_us_min']:.1f}")
     table.add_row("all of wire envoy's own Python, governance in it", f"{found['app']['cpu_us_min']:.1f}")
+    return table
+
+
+def _identity(found: dict[str, Any]) -> list[Table]:
+    steps = Table(title="Identify a caller: CPU", title_justify="left")
+    steps.add_column("what")
+    steps.add_column("µs", justify="right")
+    for name, value in found["steps_us"].items():
+        steps.add_row(name, f"{value:.2f}")
+    attacks = found["attacks"]
+    steps.add_row(f"refuse a forged token, median of {attacks['number']} kinds", f"{attacks['median_us']:.2f}")
+    steps.add_row(f"refuse the slowest ({attacks['slowest']})", f"{attacks['slowest_us']:.2f}")
+    kept = found["snapshot"]
+    told = f"{kept['memory_mib']} MiB, {kept['disk_mib']} MiB on disk, look-up {kept['lookup_us']} µs"
+    reloads = Table(
+        title=f"{kept['keys']:,} API keys: {told}, a start from disk {kept['start_from_disk_ms']} ms",
+        title_justify="left",
+    )
+    for column in ("reload", "until known, ms", "longest stretch without a pause, ms", "its p99"):
+        reloads.add_column(column, justify="left" if column == "reload" else "right")
+    for name, row in kept["reloads"].items():
+        reloads.add_row(name, f"{row['took_ms']}", f"{row['longest_ms']:.2f}", f"{row['p99_ms']:.2f}")
+    return [steps, reloads, _refusals(found["refusals"])]
+
+
+def _refusals(found: dict[str, Any]) -> Table:
+    one = next(iter(found.values()))
+    table = Table(
+        title=f"{one['attacks']} hostile credentials, each {one['each']} times on a warm connection: ms a client waits",
+        title_justify="left",
+    )
+    for column in ("wire", "p50 / p99 of all", "slowest kind, at best", "slowest median", "kinds over 5 ms (median)",
+                   "more than a health check", "a good call, p50"):  # fmt: skip
+        table.add_column(column, justify="left" if column == "wire" else "right")
+    for wire, row in found.items():
+        table.add_row(
+            _NAMES[warden(wire)],
+            f"{row['p50_ms']:.2f} / {row['p99_ms']:.2f}",
+            f"{row['slowest_ms']:.2f} ({row['slowest']})",
+            f"{row['slowest_median_ms']:.2f}",
+            f"{row['over_bar']} ({row['over_bar_median']})",
+            f"{row['added_ms']:+.2f}",
+            f"{row['good_p50_ms']:.2f}",
+        )
     return table
 
 
@@ -99,6 +146,12 @@ def budgets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     if "governance" in numbers:
         cost = numbers["governance"]["cpu_us_min"]
         rows.append(("governance itself, CPU µs a unary call", "≤ 25", f"{cost:.1f}", cost <= 25))
+    if "identity" in numbers:
+        pause = numbers["identity"]["snapshot"]["longest_pause_ms"]
+        rows.append(("reload of 100,000 keys: longest pause", "≤ 5 ms", f"{pause:.2f} ms", pause <= 5))
+        for wire, row in numbers["identity"]["refusals"].items():
+            rows.append((f"refuse an attack, slowest kind, wire {wire}", "≤ 5 ms", f"{row['slowest_median_ms']:.2f} ms",
+                         row["slowest_median_ms"] <= 5))  # fmt: skip
     wire = numbers.get("standin", {}).get(warden("envoy"))
     if wire is not None:
         rows += [

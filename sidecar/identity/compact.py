@@ -14,7 +14,8 @@ MAX_TOKEN: Final = 8 * 1024  # bytes of the whole token
 MAX_DEPTH: Final = 16  # nested arrays and objects in header or payload
 
 _PART: Final = re.compile(rb"[A-Za-z0-9_-]+")
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# A text that nothing ends counts as one to the very end: else each escaped quote in it would be tried as a beginning.
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _BRACKET: Final = re.compile(rb"[\[\]{}]")
 # Keys or key addresses chosen by the sender, and extensions that change what is signed (RFC 7515 §4.1, RFC 7797).
 _REFUSED_HEADERS: Final = ("crit", "jwk", "jku", "x5u", "x5c", "b64", "zip", "enc")
@@ -51,14 +52,15 @@ def parse(token: bytes) -> Compact | str:
 
 def strict_json(data: bytes) -> Any:
     """JSON read the one way: UTF-8, no BOM, no duplicate keys, no NaN or infinity, depth ≤ 16; else ``ValueError``."""
-    if _depth(data) > MAX_DEPTH:
+    if _too_deep(data):
         raise ValueError(f"nested deeper than {MAX_DEPTH}")
     try:
         text = data.decode("utf-8")
         value = json.loads(
             text, object_pairs_hook=_pairs, parse_constant=_constant, parse_float=_finite, parse_int=_integer
         )
-        json.dumps(value, ensure_ascii=False).encode("utf-8")  # a lone surrogate (\ud800) has no UTF-8 form
+        if "\\u" in text:  # a lone surrogate (\ud800) has no UTF-8 form, so only an escape can have made one
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (UnicodeError, json.JSONDecodeError, RecursionError) as fault:
         raise ValueError("not JSON in UTF-8") from fault
     return value
@@ -97,13 +99,14 @@ def _check_header(header: Mapping[str, Any]) -> None:
         raise _Unreadable("nested tokens are not accepted")
 
 
-def _depth(data: bytes) -> int:
-    """How deep brackets nest outside strings; linear, and done before a recursive reader starts."""
-    depth = deepest = 0
-    for bracket in _BRACKET.findall(_STRING.sub(b"", data)):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+def _too_deep(data: bytes) -> bool:
+    """Whether brackets nest too deep outside strings; linear, and done before a recursive reader starts."""
+    depth = 0
+    for bracket in _BRACKET.finditer(_STRING.sub(b"", data)):
+        depth += 1 if bracket[0] in b"[{" else -1
+        if depth > MAX_DEPTH:
+            return True
+    return False
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from sidecar.cli.demo.otlp import OtlpReceiver
-from sidecar.cli.demo.stack import AUDIENCE as DEMO_AUDIENCE
-from sidecar.cli.demo.stack import ISSUER as DEMO_ISSUER
 from sidecar.cli.demo.stack import Parts
 from sidecar.core.reasons import Reason
-from tests.support.attacks import KINDS, Forger, attacks, header, header_attacks, key, key_attacks, key_set, signed
+from tests.support.attacks import KINDS, Forger, attacks, header, key
 from tests.support.http2 import Raw, RawAnswer
-from tests.support.identity import AUDIENCE, ISSUER, jwk, jwks, sign
+from tests.support.identity import sign
 from tests.support.postgres import Server
 from tests.support.sidecar import Sidecar, echo, launch
+from tests.support.siege import OTHER_ISSUER, UNSENDABLE, Headers, bearer, issuers, suite
 from tests.support.stack import Triton
 
 pytestmark = pytest.mark.integration
-
-OTHER_ISSUER = "https://other.example"
-Headers = Sequence[tuple[str | bytes, bytes]]
-# HTTP strips blanks around a header's value (RFC 9110 §5.5), so this one arrives as the good token that it was.
-STRIPPED = frozenset({"blank"})
-# Bytes or sizes that HTTP itself does not allow in a header: the wire resets or answers before we see anything.
-UNSENDABLE = frozenset({"line break", "NUL behind"})
-HUGE = frozenset({"20 MB", "kid of 1 MB"})  # stand here as 80 KB, which is past `bounds.metadata_bytes` already
 
 
 @pytest.fixture(scope="module")
@@ -39,19 +30,8 @@ def guarded(
 ) -> Iterator[Sidecar]:  # fmt: skip
     """A sidecar that trusts three issuers: one of every algorithm, one with a single key, the demo's."""
     directory = tmp_path_factory.mktemp(f"{wire}-guarded")
-    (directory / "jwks.json").write_bytes(key_set())
-    (directory / "other.json").write_bytes(jwks(jwk(key("EdDSA", 2), "EdDSA")))
-    every = ["EdDSA", "ES256", "ES384", "RS256", "PS256"]
-    issuers = [
-        {"issuer": ISSUER, "audience": [AUDIENCE], "jwks": str(directory / "jwks.json"), "algorithms": every,
-         "tenants": ["acme", "birch-*"]},
-        {"issuer": OTHER_ISSUER, "audience": [AUDIENCE, "second"], "jwks": str(directory / "other.json"),
-         "algorithms": ["EdDSA"], "tenants": ["acme"], "roles": ["tenant", "operator"], "tenant_claim": "org.tenant"},
-        {"issuer": DEMO_ISSUER, "audience": [DEMO_AUDIENCE], "jwks": "keys/jwks.json", "algorithms": ["EdDSA"],
-         "tenants": ["*"], "roles": ["tenant", "operator"]},
-    ]  # fmt: skip
     parts = Parts(otlp, triton.running.addresses, postgres.create_database())
-    sidecar = launch(directory / "stack", wire, parts, bundle, overrides={"identity": {"issuers": issuers}})
+    sidecar = launch(directory / "stack", wire, parts, bundle, overrides={"identity": {"issuers": issuers(directory)}})
     yield sidecar
     sidecar.close()
 
@@ -91,54 +71,12 @@ def call(guarded: Sidecar) -> Iterator[Caller]:
     caller.close()
 
 
-def bearer(token: bytes) -> Headers:
-    return [("authorization", b"Bearer " + token)]
-
-
 def api_key(sidecar: Sidecar, tenant: str = "acme") -> bytes:
     return str(sidecar.stack.info["tenants"][tenant]["api_key"]).encode()
 
 
-def suite(sidecar: Sidecar) -> Mapping[str, tuple[Headers, Reason]]:
-    """Every attack that HTTP can carry, as the headers it is sent in."""
-    forger = Forger(time.time())
-    made: dict[str, tuple[Headers, Reason]] = {}
-    for kind, (make, reason) in attacks(forger.at).items():
-        if kind not in STRIPPED | UNSENDABLE | HUGE:
-            token = make()  # one with a comma looks like two headers joined, before it looks like a token
-            made[f"token: {kind}"] = (bearer(token), Reason.CREDENTIAL_AMBIGUOUS if b"," in token else reason)
-    for kind, (make, reason) in key_attacks(api_key(sidecar)).items():
-        made[f"key: {kind}"] = ([("x-api-key", make())], reason)
-        if make().startswith(b"wdn_") and len(make()) < 8192:
-            made[f"bearer key: {kind}"] = (bearer(make()), reason)
-    for kind, (headers, reason) in header_attacks(api_key(sidecar), forger.good()).items():
-        made[f"headers: {kind}"] = (headers, reason)
-    made |= {f"issuer: {kind}": (bearer(token), reason) for kind, (token, reason) in foreign(forger).items()}
-    return made
-
-
-def foreign(f: Forger) -> Mapping[str, tuple[bytes, Reason]]:
-    """What one of three trusted issuers may not say in place of another."""
-    second, org = key("EdDSA", 2), {"org": {"tenant": "acme"}}
-    other = f.claims(iss=OTHER_ISSUER, tenant=None, **org)
-
-    def by_other(**changes: object) -> bytes:
-        return sign(second, "EdDSA", header(), other | changes)
-
-    return {
-        "ours signed by the other": (sign(second, "EdDSA", header(), f.claims()), Reason.TOKEN_SIGNATURE),
-        "the other's signed by ours": (signed(header(), other), Reason.TOKEN_SIGNATURE),
-        "a tenant that is another issuer's": (by_other(org={"tenant": "birch-1"}), Reason.TOKEN_ISSUER),
-        "a role that is nobody's": (by_other(roles=["admin"]), Reason.TOKEN_ISSUER),
-        "an audience of the demo's": (by_other(aud=DEMO_AUDIENCE), Reason.TOKEN_AUDIENCE),
-        "the tenant at another's path": (by_other(org=None, tenant="acme"), Reason.TOKEN_MALFORMED),
-        "a role of another issuer's": (f.good(roles=["operator"]), Reason.TOKEN_ISSUER),
-        "the demo's tenant": (f.good(tenant="cobalt"), Reason.TOKEN_ISSUER),
-    }
-
-
 def test_every_attack_is_refused_with_its_reason(guarded: Sidecar, call: Caller) -> None:
-    made = suite(guarded)
+    made = suite(api_key(guarded), time.time())
     assert len(made) >= 150
     wrong = {}
     for kind, (headers, reason) in made.items():
