@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import islice
 from typing import Any, Final
 
 import cedarpy
@@ -20,7 +21,7 @@ import cedarpy
 from policies.yamlfile import Problem, suggest
 from sidecar.core.model import Action
 
-__all__ = ["Access", "Answer", "Question", "compile_access"]
+__all__ = ["MENTIONABLE", "Access", "Answer", "Question", "Statement", "compile_access", "prepare"]
 
 MAX_POLICIES: Final = 1000
 MAX_POLICY_CHARS: Final = 8192
@@ -34,6 +35,8 @@ _CLOSING: Final = frozenset(")]}")
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN: Final = re.compile(r'//[^\n]*|"(?:\\.|[^"\\])*"|[()\[\]{};]|"')
 _QUOTED: Final = re.compile(r"`([^`]+)`|Action::\"([^\"]+)\"")
+# What an answer may depend on beside tenant, model, action and data class; only what policies mention is remembered by.
+MENTIONABLE: Final = ("name", "issuer", "kind", "roles", "method", "source", "hour", "minute", "weekday")
 _PREFIX: Final = re.compile(r"^for policy `[^`]*`, ")
 _SCHEMA: Final = cedarpy.Schema.from_str(files("policies").joinpath("warden.cedarschema").read_text("utf-8"))
 
@@ -55,15 +58,27 @@ class Question:
     jurisdiction: str
     data_class: str
     method: str
+    source: str = ""  # an address; "": not known
+    hour: int = 0
+    minute: int = 0
+    weekday: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Whether the policies asked applied, by which (its ``@id``); ``fault`` where one of them couldn't be evaluated."""
+    """Whether the policies asked applied, and by which (their ``@id``s, in the bundle's order).
+
+    ``fault`` says why one of them couldn't be evaluated.
+    """
 
     applies: bool
-    rule: str = ""
+    rules: tuple[str, ...] = ()
     fault: str = ""
+
+    @property
+    def rule(self) -> str:
+        """The one that stands first in the bundle."""
+        return self.rules[0] if self.rules else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,45 +91,58 @@ class Statement:
     text: str
     id: str = ""
     effect: str = ""
+    shadow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A bundle's policies, prepared. ``by_name``: some policy looks at who exactly calls, not only at their tenant."""
+    """A bundle's policies, prepared. ``mentions``: those of MENTIONABLE that some policy looks at."""
 
     statements: Mapping[str, Statement]
     permits: cedarpy.PolicySet | None
     forbids: cedarpy.PolicySet | None
-    by_name: bool
+    shadows: cedarpy.PolicySet | None
+    mentions: frozenset[str]
+
+    @property
+    def by_name(self) -> bool:
+        """Whether some policy looks at who exactly calls, not only at their tenant."""
+        return bool(self.mentions & {"name", "issuer"})
 
     def grants(self, question: Question) -> Answer:
         """Whether a permit applies."""
         if self.permits is None:
             return Answer(applies=False)
-        allowed, rule, fault = self._ask(self.permits, question)
-        return Answer(allowed and not fault, rule, fault)
+        allowed, rules, fault = self._ask(self.permits, question)
+        return Answer(allowed and not fault, rules, fault)
 
     def forbidden(self, question: Question) -> Answer:
         """Whether a forbid applies. One that can't be evaluated applies: Cedar itself would skip it."""
-        if self.forbids is None:
-            return Answer(applies=False)
-        allowed, rule, fault = self._ask(self.forbids, question)
-        return Answer(not allowed or bool(fault), "" if allowed else rule, fault)
+        return self._forbidden(self.forbids, question)
 
-    def _ask(self, policies: cedarpy.PolicySet, question: Question) -> tuple[bool, str, str]:
+    def shadowed(self, question: Question) -> Answer:
+        """Whether a forbid applies that is in shadow."""
+        return self._forbidden(self.shadows, question)
+
+    def _forbidden(self, policies: cedarpy.PolicySet | None, question: Question) -> Answer:
+        if policies is None:
+            return Answer(applies=False)
+        allowed, rules, fault = self._ask(policies, question)
+        return Answer(not allowed or bool(fault), () if allowed else rules, fault)
+
+    def _ask(self, policies: cedarpy.PolicySet, question: Question) -> tuple[bool, tuple[str, ...], str]:
         request, entities = _request(question)
         try:
             prepared = cedarpy.Entities.from_json_str(json.dumps(entities), _SCHEMA)
             result = cedarpy.is_authorized(request, policies, prepared, _SCHEMA)
         except ValueError as fault:  # a name that Cedar can't hold, such as half a surrogate pair
-            return False, "", str(fault)
-        found = result.diagnostics.id_annotations_by_reason.values()
-        # Of several, the one that stands first in the bundle.
-        rule = next((id_ for id_ in self.statements if id_ in found), "")
-        return result.allowed, rule, "; ".join(result.diagnostics.errors)
+            return False, (), str(fault)
+        found = set(result.diagnostics.id_annotations_by_reason.values()) - {ALLOW_LIST}
+        rules = tuple(id_ for id_ in self.statements if id_ in found) if found else ()
+        return result.allowed, rules, "; ".join(result.diagnostics.errors)
 
 
-EMPTY: Final = Access({}, None, None, by_name=False)
+EMPTY: Final = Access({}, None, None, None, frozenset())
 
 
 def _request(q: Question) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -132,12 +160,17 @@ def _request(q: Question) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         {"uid": principal, "attrs": who, "parents": [tenant]},
         {"uid": resource, "attrs": {}, "parents": [_uid("Group", group) for group in q.groups]},
     ]
-    context = {
+    context: dict[str, Any] = {
         "region": q.region,
         "jurisdiction": q.jurisdiction,
         "data_class": q.data_class,
         "method": q.method,
+        "hour": q.hour,
+        "minute": q.minute,
+        "weekday": q.weekday,
     }
+    if q.source:
+        context["source"] = {"__extn": {"fn": "ip", "arg": q.source}}
     action = _uid("Action", q.action.value)
     return {"principal": principal, "action": action, "resource": resource, "context": context}, entities
 
@@ -150,16 +183,19 @@ def _uid(kind: str, name: str) -> dict[str, str]:
 
 
 def compile_access(
-    sources: Mapping[str, bytes], tenants: Collection[str], groups: Collection[str] | None
+    sources: Mapping[str, bytes],
+    tenants: Collection[str],
+    groups: Collection[str] | None,
+    classes: Collection[str] | None = None,
 ) -> Access | list[Problem]:
     """Every policy of every file, in file order, or all that is wrong with them.
 
-    Each policy needs an ``@id`` of its own, because a refusal names it; tenants and groups it names must be in the
-    bundle, because a rule about a misspelt tenant would silently never apply (None: not known, so not checked).
+    Each policy needs an ``@id`` of its own, because a refusal names it; the tenants, groups and data classes it names
+    must be in the bundle, because a rule about a misspelt one would silently never apply (None: not checked).
     """
     problems: list[Problem] = []
     known: dict[str, Statement] = {}
-    by_name = False
+    mentions: set[str] = set()
     for file, data in sources.items():
         for written in _split(file, _decode(file, data, problems), problems):
             tree = _parse(written, problems)
@@ -169,17 +205,34 @@ def compile_access(
             known.setdefault(statement.id, statement)
             problems += _invalid(statement)
             problems += _unknown_names(statement, tree, {"Tenant": tenants, "Group": groups})
-            by_name = by_name or _looks_at_name(tree)
+            problems += _unknown_classes(statement, tree, classes)
+            mentions |= _mentioned(tree)
     if len(known) > MAX_POLICIES:
         problems.append(Problem(next(iter(sources)), 1, 1, "", f"more than {MAX_POLICIES} policies in access/"))
     if problems:
         return problems
-    return Access(known, _prepare(known, "permit", ""), _prepare(known, "forbid", _BASE), by_name=by_name)
+    return prepare(known, frozenset(mentions))
 
 
-def _prepare(known: Mapping[str, Statement], effect: str, base: str) -> cedarpy.PolicySet | None:
-    texts = [statement.text for statement in known.values() if statement.effect == effect]
-    return cedarpy.PolicySet.from_str(base + "\n".join(texts)) if texts else None
+def prepare(known: Mapping[str, Statement], mentions: frozenset[str]) -> Access:
+    """Policies that were checked before, made ready to be asked."""
+    permits, forbids = (
+        [statement for statement in known.values() if statement.effect == effect] for effect in ("permit", "forbid")
+    )
+    return Access(
+        known,
+        _prepare(permits, ""),
+        _prepare([statement for statement in forbids if not statement.shadow], _BASE),
+        _prepare([statement for statement in forbids if statement.shadow], _BASE),
+        mentions,
+    )
+
+
+def _prepare(statements: Sequence[Statement], base: str) -> cedarpy.PolicySet | None:
+    if not statements:
+        return None
+    # Without the interpreter's lock: a thousand policies take long enough for calls to notice.
+    return cedarpy.PolicySet.from_str(base + "\n".join(each.text for each in statements), release_gil=True)
 
 
 def _decode(file: str, data: bytes, problems: list[Problem]) -> str:
@@ -233,8 +286,9 @@ def _problem_at(file: str, source: str, offset: int, message: str) -> Problem:
 def _problem(statement: Statement, message: str, near: str = "") -> Problem:
     """At ``near`` where that text stands exactly once in the policy, else where the policy begins."""
     line, column = statement.line, statement.column
-    if near and statement.text.count(near) == 1:
-        down, across = _place(statement.text, statement.text.index(near))
+    found = list(islice(re.finditer(rf"(?<!\w){re.escape(near)}(?!\w)", statement.text), 2)) if near else []
+    if len(found) == 1:
+        down, across = _place(statement.text, found[0].start())
         line, column = line + down - 1, across if down > 1 else column + across - 1
     return Problem(statement.file, line, column, statement.id, message)
 
@@ -276,8 +330,14 @@ def _near(message: str) -> str:
 def _named(
     statement: Statement, policy: Mapping[str, Any], known: Mapping[str, Statement], problems: list[Problem]
 ) -> Statement:
-    id_ = policy.get("annotations", {}).get("id") or ""
-    named = Statement(statement.file, statement.line, statement.column, statement.text, id_, policy["effect"])
+    annotations = policy.get("annotations", {})
+    id_, effect, shadow = annotations.get("id") or "", policy["effect"], "shadow" in annotations
+    named = Statement(statement.file, statement.line, statement.column, statement.text, id_, effect, shadow)
+    for other in sorted(set(annotations) - {"id", "shadow"}):
+        message = f"@{other} means nothing here{suggest(other, ('id', 'shadow'))}"
+        problems.append(_problem(named, message, f"@{other}"))
+    if shadow and effect == "permit":
+        problems.append(_problem(named, "a permit can't be in shadow: nothing would come of it", "@shadow"))
     if not id_:
         problems.append(_problem(named, 'a policy without @id("…"); refusals name it'))
     elif _ID.fullmatch(id_) is None:
@@ -322,8 +382,33 @@ def _literals(policy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from sorted(seen)
 
 
-def _looks_at_name(policy: Mapping[str, Any]) -> bool:
-    """Whether an answer may depend on more of the principal than its tenant, kind and roles."""
-    return any(kind == "Principal" for kind, _ in _literals(policy)) or any(
-        node.get("attr") in ("name", "issuer") for node in _nodes(policy)
-    )
+def _unknown_classes(
+    statement: Statement, policy: Mapping[str, Any], classes: Collection[str] | None
+) -> Iterator[Problem]:
+    """Data classes that a policy compares with and the bundle doesn't have."""
+    for node in _nodes(policy) if classes is not None else ():
+        for operator in ("==", "!="):
+            sides = node.get(operator)
+            if not isinstance(sides, dict) or _DATA_CLASS not in sides.values():
+                continue
+            for side in sides.values():
+                name = side.get("Value") if isinstance(side, dict) else None
+                if isinstance(name, str) and name and name not in (classes or ()):
+                    message = f'data class "{name}" is not in bundle.yaml{suggest(name, classes or ())}'
+                    yield _problem(statement, message, f'"{name}"')
+
+
+_CONTEXT: Final = {"Var": "context"}
+_DATA_CLASS: Final = {".": {"left": _CONTEXT, "attr": "data_class"}}
+
+
+def _mentioned(policy: Mapping[str, Any]) -> set[str]:
+    """Those of MENTIONABLE that an answer may depend on; all of them where the context is looked at as a whole."""
+    found = {"name"} if any(kind == "Principal" for kind, _ in _literals(policy)) else set()
+    whole = apart = 0
+    for node in _nodes(policy):
+        whole += node == _CONTEXT
+        if "attr" in node:
+            apart += node.get("left") == _CONTEXT
+            found.add(node["attr"])
+    return set(MENTIONABLE) if whole > apart else found & set(MENTIONABLE)

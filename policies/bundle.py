@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,12 +10,13 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
-from policies import limits
 from policies.access import Access, compile_access
 from policies.document import (
     BundleDoc,
     CaseDoc,
     CasesDoc,
+    ChangeDoc,
+    ClassDoc,
     KvDoc,
     ModelsDoc,
     PlansDoc,
@@ -24,29 +25,16 @@ from policies.document import (
 )
 from policies.engines import read_engine
 from policies.files import REQUIRED, digest, pack, read_files
-from policies.residency import Place, Residency, within
+from policies.residency import Place, within
+from policies.tenant import Tenant, compile_tenant
 from policies.yamlfile import Document, KeyPath, Problem, parse, suggest, validate
-from sidecar.core.model import AuditLevel, AuditRule, Durability, KvProfile, Limits, ModelProfile
+from sidecar.core.model import KvProfile, Limits, ModelProfile
 
 __all__ = ["Bundle", "Case", "Tenant", "compile_bundle", "load"]
 
 MAX_PROBLEMS: Final = 1000
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """What a bundle says of one tenant; ``document`` is its file, for rules."""
-
-    name: str
-    document: str
-    plan: str
-    active: bool
-    models: tuple[str, ...]  # globs: * and ?
-    limits: Limits
-    residency: Residency
-    audit: AuditRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +57,9 @@ class Bundle:
     tenants: Mapping[str, Tenant]
     access: Access
     cases: tuple[Case, ...]
+    classes: tuple[str, ...] | None = None  # data classes that bundle.yaml names; None: each tenant names its own
+    change: ChangeDoc | None = None
+    edges: tuple[float, ...] = ()  # moments at which some answer may change, in order (seconds since the epoch)
 
     def content(self) -> bytes:
         """The files as one archive, the same bytes for the same digest: what is stored, to answer "why" years later."""
@@ -116,6 +107,8 @@ class _Compiler:
         shared = [name for name in files if name in REQUIRED or name.startswith("engines/")]
         same = previous is not None and all(previous.files.get(name) == files[name] for name in shared)
         self._previous = previous if same else None
+        self._classes: tuple[str, ...] | None = None
+        self._change: ChangeDoc | None = None
 
     def compile(self) -> Bundle | list[Problem]:
         for name in REQUIRED:
@@ -129,7 +122,19 @@ class _Compiler:
         cases = self._cases(regions)
         if self._problems or isinstance(access, list):
             return sorted(self._problems, key=lambda p: (p.file, p.line, p.column))[:MAX_PROBLEMS]
-        return Bundle(digest(self._files), dict(self._files), regions or {}, models or {}, tenants, access, cases)
+        edges = {edge for tenant in tenants.values() for edge in tenant.edges()}
+        return Bundle(
+            digest=digest(self._files),
+            files=dict(self._files),
+            regions=regions or {},
+            models=models or {},
+            tenants=tenants,
+            access=access,
+            cases=cases,
+            classes=self._classes,
+            change=self._change,
+            edges=tuple(sorted(edges)),
+        )
 
     def _document(self, name: str, model: type[Model]) -> tuple[Document, Model] | None:
         document = parse(self._files[name], name) if name in self._files else []
@@ -151,6 +156,8 @@ class _Compiler:
         if read is None:
             return None
         document, found = read
+        self._classes = None if found.classes is None else tuple(found.classes)
+        self._change = found.change
         regions = {name: region.jurisdiction for name, region in found.regions.items()}
         for name in sorted(set(regions) & set(regions.values())):
             message = "is a jurisdiction too; residency rules couldn't tell which is meant"
@@ -222,9 +229,10 @@ class _Compiler:
             if plans is not None and plan is None:
                 message = f"no such plan in plans.yaml{suggest(doc.plan, plans.root)}"
                 self._problems.append(document.problem(("plan",), message))
-            resolved = Limits() if plan is None else limits.resolve(plan, doc.limits)
-            self._memory(document, doc, resolved, models or {})
-            tenants[doc.tenant] = _tenant(name, doc, resolved)
+            tenant = tenants[doc.tenant] = compile_tenant(name, doc, plan)
+            for resolved in (tenant.limits, *(those for _, those in tenant.later)):
+                self._memory(document, doc, resolved, models or {})
+            self._declared(document, doc)
         return tenants
 
     def _known(self, name: str) -> Tenant | None:
@@ -235,18 +243,66 @@ class _Compiler:
 
     def _residency(self, document: Document, doc: ResidencyDoc, regions: Mapping[str, str]) -> None:
         jurisdictions = set(regions.values())
-        places = jurisdictions | set(regions)
-        self._places(document, ("residency", "processing"), doc.processing, places, "region or jurisdiction")
-        for key in ("storage", "telemetry"):
-            self._places(document, ("residency", key), getattr(doc, key), jurisdictions, "jurisdiction")
-        for name, allowed in doc.classes.items():
-            path: KeyPath = ("residency", "classes", name)
-            self._places(document, path, allowed, places, "region or jurisdiction")
-            for index, entry in enumerate(allowed):
-                inner = {region: area for region, area in regions.items() if entry in (region, area)}
-                if inner and not any(within(region, area, doc.processing) for region, area in inner.items()):
-                    message = "lies outside processing, so it allows nothing"
-                    self._problems.append(document.problem((*path, index), message))
+        base: KeyPath = ("residency",)
+        self._three(document, base, (doc.processing, doc.storage, doc.telemetry), regions)
+        for name, narrowed in doc.classes.items():
+            path = (*base, "classes", name)
+            # A list alone stands where the mapping's `processing` would.
+            at_list = (*path, "processing") not in document.values and "processing" in narrowed.model_fields_set
+            inner = path if at_list else (*path, "processing")
+            self._three(document, path, (None, narrowed.storage, narrowed.telemetry), regions)
+            self._places(
+                document, inner, narrowed.processing or (), jurisdictions | set(regions), "region or jurisdiction"
+            )
+            self._outside(document, path, inner, narrowed, doc, regions)
+
+    def _three(
+        self,
+        document: Document,
+        path: KeyPath,
+        lists: tuple[tuple[str, ...] | None, ...],
+        regions: Mapping[str, str],
+    ) -> None:
+        jurisdictions = set(regions.values())
+        kinds = (jurisdictions | set(regions), "region or jurisdiction"), *[(jurisdictions, "jurisdiction")] * 2
+        for key, entries, (known, what) in zip(("processing", "storage", "telemetry"), lists, kinds, strict=True):
+            self._places(document, (*path, key), entries or (), known, what)
+
+    def _outside(
+        self,
+        document: Document,
+        path: KeyPath,
+        processing: KeyPath,
+        narrowed: ClassDoc,
+        doc: ResidencyDoc,
+        regions: Mapping[str, str],
+    ) -> None:
+        """A class narrows what its tenant allows: what lies outside allows nothing."""
+        for index, entry in enumerate(narrowed.processing or ()):
+            inner = {region: area for region, area in regions.items() if entry in (region, area)}
+            if inner and not any(within(region, area, doc.processing) for region, area in inner.items()):
+                message = "lies outside processing, so it allows nothing"
+                self._problems.append(document.problem((*processing, index), message))
+        for key, entries, own in (
+            ("storage", narrowed.storage, doc.storage),
+            ("telemetry", narrowed.telemetry, doc.telemetry),
+        ):
+            for index, entry in enumerate(entries or ()):
+                if entry in set(regions.values()) and entry not in (own or ()):
+                    message = f"lies outside {key}, so it allows nothing"
+                    self._problems.append(document.problem((*path, key, index), message))
+
+    def _declared(self, document: Document, doc: TenantDoc) -> None:
+        """Data classes: the tenant's among the bundle's, its keys' among its own."""
+        if self._classes is not None:
+            for name in doc.residency.classes:
+                if name not in self._classes:
+                    message = f"no such data class in bundle.yaml{suggest(name, self._classes)}"
+                    self._problems.append(document.problem(("residency", "classes", name), message, at_key=True))
+        for key, rule in doc.keys.items():
+            if rule.data_class is not None and rule.data_class not in doc.residency.classes:
+                message = f"not among residency.classes{suggest(rule.data_class, doc.residency.classes)}"
+                self._problems.append(document.problem(("keys", key, "data_class"), message))
 
     def _places(self, document: Document, path: KeyPath, entries: tuple[str, ...], known: set[str], what: str) -> None:
         for index, entry in enumerate(entries):
@@ -258,10 +314,10 @@ class _Compiler:
         """A KV quota too small for one block of a listed model would refuse that model's every call."""
         if resolved.kv_bytes is None:
             return
-        for index, pattern in enumerate(doc.models):
+        for index, grant in enumerate(doc.models):
             for model in models.values():
                 block = model.kv.bytes_per_token * model.kv.tokens_per_block if model.kv else 0
-                if block > resolved.kv_bytes and fnmatchcase(model.name, pattern):
+                if block > resolved.kv_bytes and fnmatchcase(model.name, grant.model):
                     message = f"kv_memory ({resolved.kv_bytes} bytes) is less than one block of {model.name} ({block})"
                     self._problems.append(document.problem(("models", index), message))
 
@@ -269,7 +325,8 @@ class _Compiler:
         # Names are checked against the files' names, so that one broken tenant doesn't make a second problem here.
         tenants = {Path(name).stem for name in self._in("tenants")}
         groups = None if models is None else {group for model in models.values() for group in model.groups}
-        access = compile_access({name: self._files[name] for name in self._in("access")}, tenants, groups)
+        sources = {name: self._files[name] for name in self._in("access")}
+        access = compile_access(sources, tenants, groups, self._classes)
         if isinstance(access, list):
             self._problems += access
         return access
@@ -289,32 +346,12 @@ class _Compiler:
 
     def _case(self, document: Document, index: int, case: CaseDoc, regions: Mapping[str, str]) -> None:
         jurisdictions = set(regions.values())
-        for key, value, known in (
-            ("region", case.region, set(regions)),
-            ("storage", case.storage, jurisdictions),
-            ("telemetry", case.telemetry, jurisdictions),
-        ):
+        checks: list[tuple[str, str | None, Collection[str], str]] = [
+            ("region", case.region, set(regions), "region"),
+            ("storage", case.storage, jurisdictions, "jurisdiction"),
+            ("telemetry", case.telemetry, jurisdictions, "jurisdiction"),
+        ]
+        for key, value, known, what in checks:
             if value is not None and value not in known:
-                what = "region" if key == "region" else "jurisdiction"
                 message = f"no such {what} in bundle.yaml{suggest(value, known)}"
                 self._problems.append(document.problem((index, key), message))
-
-
-def _tenant(name: str, doc: TenantDoc, resolved: Limits) -> Tenant:
-    residency, audit = doc.residency, doc.audit
-    return Tenant(
-        name=doc.tenant,
-        document=name,
-        plan=doc.plan,
-        active=doc.status == "active",
-        models=doc.models,
-        limits=resolved,
-        residency=Residency(residency.processing, residency.storage, residency.telemetry, residency.classes),
-        audit=AuditRule(
-            level=AuditLevel(audit.level),
-            durability=None if audit.durability is None else Durability(audit.durability),
-            retention_days=audit.retention,
-            redact=audit.redact,
-            searchable=audit.searchable,
-        ),
-    )

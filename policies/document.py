@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    RootModel,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
-from policies.units import Duration, Rate, Size
+from policies.units import Duration, Moment, Rate, Size
 from sidecar.core.model import Contract
 from sidecar.core.reasons import Reason
 
@@ -16,6 +27,10 @@ __all__ = [
     "BundleDoc",
     "CaseDoc",
     "CasesDoc",
+    "ClassDoc",
+    "DataClassDoc",
+    "GrantDoc",
+    "KeyDoc",
     "KvDoc",
     "LimitsDoc",
     "ModelDoc",
@@ -74,6 +89,30 @@ def _searchable(value: bool) -> bool:  # noqa: FBT001 — pydantic calls it
     return value
 
 
+def _as_grant(value: Any) -> Any:
+    """A model's name alone is a grant of it for good."""
+    return {"model": value} if isinstance(value, str) else value
+
+
+def _as_list(value: Any) -> Any:
+    """One mapping stands for a list of it."""
+    return [value] if isinstance(value, dict) else value
+
+
+def _as_class(value: Any) -> Any:
+    """A list alone narrows processing."""
+    return {"processing": value} if isinstance(value, list) else value
+
+
+def _telemetry(value: Any) -> Any:
+    """``withheld``: no span of this tenant leaves any pod, and no call is refused for where the collector is."""
+    if value == "withheld":
+        return None
+    if not isinstance(value, list):
+        raise ValueError("should be a list of jurisdictions, or withheld")  # noqa: TRY004 — pydantic tells ValueErrors
+    return value
+
+
 def _expectation(value: Any) -> Any:
     if value != "allow" and value not in DECIDABLE:
         raise ValueError(f"should be allow, or one of {', '.join(DECIDABLE)}")
@@ -82,7 +121,21 @@ def _expectation(value: Any) -> Any:
 
 Count = Annotated[int, Field(strict=True, gt=0, le=2**53)]
 Priority = Annotated[int, Field(strict=True, ge=1, le=2**32 - 1)]
-Limited = BeforeValidator(_limit)
+
+
+class _Limited:
+    """Reads ``unlimited`` as None, and says so in the JSON Schema."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(_limit, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        told = handler(schema)
+        told["anyOf"] = [{"const": "unlimited"} if each == {"type": "null"} else each for each in told["anyOf"]]
+        return told
+
+
+Limited = _Limited()
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]  # of a region, jurisdiction, plan, group
 TenantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 ModelName = Annotated[str, Field(pattern=r"^[^\s/*?\[\]]{1,256}$")]
@@ -94,6 +147,19 @@ class _Doc(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class _Dated(_Doc):
+    """In force from ``from`` (included) until ``until`` (not included); each left out: without that end."""
+
+    begins: Moment | None = Field(default=None, alias="from")
+    ends: Moment | None = Field(default=None, alias="until")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.begins is not None and self.ends is not None and self.begins >= self.ends:
+            raise ValueError("until is not after from, so it is never in force")
+        return self
+
+
 # --- bundle.yaml ---------------------------------------------------------------------------------------------------
 
 
@@ -103,10 +169,25 @@ class RegionDoc(_Doc):
     jurisdiction: Name
 
 
+class DataClassDoc(_Doc):
+    """A data class that tenants may declare, in words."""
+
+    about: Annotated[str, Field(max_length=1000)] = ""
+
+
+class ChangeDoc(_Doc):
+    """Who made this bundle what it is, and where that was reviewed: kept with each record of its load."""
+
+    author: Annotated[str, Field(min_length=1, max_length=200)]
+    reference: Annotated[str, Field(max_length=200)] = ""  # a commit, a pull request
+
+
 class BundleDoc(_Doc):
-    """bundle.yaml: every region that the bundle speaks of."""
+    """bundle.yaml: every region of the bundle, and every data class (left out: each tenant names its own)."""
 
     regions: dict[Name, RegionDoc] = Field(min_length=1)
+    classes: dict[DataClass, DataClassDoc] | None = Field(default=None, max_length=256)
+    change: ChangeDoc | None = None
 
 
 # --- models.yaml ---------------------------------------------------------------------------------------------------
@@ -186,8 +267,8 @@ class PlanDoc(_Doc):
     queue_timeout: Duration | None = None
 
 
-class LimitsDoc(_Doc):
-    """A tenant's exceptions from its plan; what isn't written is the plan's."""
+class LimitsDoc(_Dated):
+    """A tenant's exceptions from its plan, for good or for a while; what isn't written is the plan's."""
 
     requests: Annotated[RequestsDoc | None, Limited] = None
     tokens: Annotated[TokensDoc | None, Limited] = None
@@ -207,17 +288,41 @@ class PlansDoc(RootModel[dict[Name, PlanDoc]]):
 # --- tenants/*.yaml ------------------------------------------------------------------------------------------------
 
 
+Telemetry = Annotated[
+    tuple[Name, ...] | None, BeforeValidator(_telemetry, json_schema_input_type=list[Name] | Literal["withheld"])
+]
+
+
+class ClassDoc(_Doc):
+    """What one data class narrows, within what the tenant allows; what isn't written is the tenant's own."""
+
+    processing: tuple[Name, ...] | None = None
+    storage: tuple[Name, ...] | None = None
+    telemetry: Telemetry = ()
+
+    @model_validator(mode="after")
+    def _narrows(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("is empty; write what it narrows: processing, storage or telemetry")
+        return self
+
+
 class ResidencyDoc(_Doc):
     """Where a tenant's data may be: jurisdictions or regions, all stated, none meant by leaving it out.
 
     ``storage`` and ``telemetry`` take jurisdictions only: that is all a sidecar knows of its database and collector.
-    ``classes`` names the data classes the tenant uses, and narrows ``processing`` for each.
+    ``classes`` names the data classes the tenant uses, and narrows the three for each (a list alone: ``processing``).
     """
 
     processing: tuple[Name, ...]
     storage: tuple[Name, ...]
-    telemetry: tuple[Name, ...]
-    classes: dict[DataClass, tuple[Name, ...]] = Field(default={}, max_length=64)
+    telemetry: Telemetry
+    classes: dict[
+        DataClass, Annotated[ClassDoc, BeforeValidator(_as_class, json_schema_input_type=list[Name] | ClassDoc)]
+    ] = Field(default={}, max_length=64)
+
+
+_Days = Annotated[str, Field(pattern=rf"^({_RETENTION.pattern}|unlimited)$")]
 
 
 class AuditDoc(_Doc):
@@ -227,20 +332,40 @@ class AuditDoc(_Doc):
     """
 
     level: Literal["full", "prompt", "metadata"]
-    retention: Annotated[int | None, BeforeValidator(_days)]  # days
+    retention: Annotated[int | None, BeforeValidator(_days, json_schema_input_type=_Days)]  # days
     durability: Literal["batch", "strict"] | None = None
     redact: Annotated[tuple[str, ...], AfterValidator(_redacted)] = ()
     searchable: Annotated[bool, Field(strict=True), AfterValidator(_searchable)] = False
 
 
-class TenantDoc(_Doc):
+class GrantDoc(_Dated):
+    """A model, or the models of a glob. ``shadow``: to be taken away; calls go on, their records say what will be."""
+
+    model: ModelPattern
+    shadow: Annotated[bool, Field(strict=True)] = False
+
+
+Grant = Annotated[GrantDoc, BeforeValidator(_as_grant, json_schema_input_type=ModelPattern | GrantDoc)]
+
+
+class KeyDoc(_Dated):
+    """What one API key, by its name, is narrowed to; what isn't written is the tenant's."""
+
+    models: tuple[Grant, ...] | None = Field(default=None, max_length=1000)
+    data_class: DataClass | None = None  # of whatever is sent with it
+
+
+class TenantDoc(_Dated):
     """One tenant, in the file that bears its name."""
 
     tenant: TenantName
     plan: Name
     status: Literal["active", "suspended"]
-    models: tuple[ModelPattern, ...] = Field(max_length=1000)
-    limits: LimitsDoc = LimitsDoc()
+    models: tuple[Grant, ...] = Field(max_length=1000)
+    limits: Annotated[
+        tuple[LimitsDoc, ...], BeforeValidator(_as_list, json_schema_input_type=LimitsDoc | list[LimitsDoc])
+    ] = Field(default=(), max_length=16)
+    keys: dict[Annotated[str, Field(min_length=1, max_length=256)], KeyDoc] = Field(default={}, max_length=1000)
     residency: ResidencyDoc
     audit: AuditDoc
 
@@ -248,8 +373,15 @@ class TenantDoc(_Doc):
 # --- tests/*.yaml --------------------------------------------------------------------------------------------------
 
 
+_Expected = Annotated[str, Field(pattern=f"^(allow|{'|'.join(DECIDABLE)})$")]
+
+
 class CaseDoc(_Doc):
-    """One question and the answer it must get; ``storage`` and ``telemetry`` default to the region's jurisdiction."""
+    """One question and the answer it must get; ``storage`` and ``telemetry`` default to the region's jurisdiction.
+
+    ``at`` is asked where dates or hours decide, ``source`` where addresses do, ``key`` (an API key's name) in place of
+    a token's ``principal``; ``shadow`` is the rule that must be found not enforced.
+    """
 
     name: str = ""
     tenant: str
@@ -259,9 +391,14 @@ class CaseDoc(_Doc):
     action: Literal["infer", "metadata", "manage"] = "infer"
     roles: tuple[str, ...] = ("tenant",)
     principal: str = ""
+    key: str = ""
+    method: str = ""
+    source: str = ""
+    at: Moment | None = None
     storage: Name | None = None
     telemetry: Name | None = None
-    expect: Annotated[str, BeforeValidator(_expectation)]
+    shadow: str | None = None
+    expect: Annotated[str, BeforeValidator(_expectation, json_schema_input_type=_Expected)]
     rule: str | None = None
 
 

@@ -43,6 +43,10 @@ class Asked:
     principal: str = "explain"
     storage: str | None = None
     telemetry: str | None = None
+    key: str = ""  # an API key's name; then ``principal`` counts for nothing
+    method: str = ""  # one of the action's methods; "": the usual one
+    source: str = ""  # the caller's address
+    at: float = 0.0  # seconds since the UNIX epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,17 @@ class Explanation:
     def reason(self) -> Reason | None:
         return self.verdict.reason if isinstance(self.verdict, Denial) else None
 
+    @property
+    def shadow(self) -> Denial | None:
+        """What a rule in shadow would have answered."""
+        return self.verdict.would_refuse if isinstance(self.verdict, Verdict) else None
+
+    @property
+    def allowed_regions(self) -> list[str] | None:
+        """Where a call refused for residency may go instead; None for any other answer."""
+        told = dict(self.verdict.metadata) if isinstance(self.verdict, Denial) else {}
+        return list(filter(None, told["allowed_regions"].split(","))) if "allowed_regions" in told else None
+
     def json(self) -> dict[str, Any]:
         """The shape of ``warden policy explain --json`` (DESIGN §6)."""
         path = [{"step": s.step, "outcome": s.outcome, "rule": s.rule, "detail": s.detail} for s in self.steps]
@@ -70,6 +85,8 @@ class Explanation:
             "rule": self.verdict.rule,
             "path": path,
             "bundle": self.bundle,
+            "shadow": None if self.shadow is None else {"reason": self.shadow.reason, "rule": self.shadow.rule},
+            "allowed_regions": self.allowed_regions,
         }
 
 
@@ -81,20 +98,26 @@ def explain(bundle: Bundle, asked: Asked) -> Explanation | list[Problem]:
     if isinstance(place, list):
         return place
     policy = LoadedPolicy(bundle, place)
-    verdict, steps = policy.trace(*question(asked))
-    return Explanation(verdict, steps, bundle.digest)
+    verdict, steps = policy.trace(*question(asked), asked.at)
+    return Explanation(verdict, tuple(steps), bundle.digest)
 
 
 def question(asked: Asked) -> tuple[Principal, Call, Head]:
     """What the sidecar would hand to ``LoadedPolicy.authorise``."""
-    principal = Principal(tenant=asked.tenant, name=asked.principal, kind="jwt", roles=asked.roles)
-    method = _method(asked.action, by_model=asked.action is Action.INFER or bool(asked.model))
+    principal = Principal(
+        tenant=asked.tenant,
+        name=asked.key or asked.principal,
+        kind="api_key" if asked.key else "jwt",
+        roles=asked.roles,
+    )
+    method = _method(asked.action, asked.method, by_model=asked.action is Action.INFER or bool(asked.model))
     credential = Denial(Reason.CREDENTIAL_MISSING)  # identity is settled by the time a policy is asked
-    call = Call("explain", method, Instant(0, 0), b"", credential, data_class=asked.data_class)
+    peer = f"[{asked.source}]:0" if asked.source else ""
+    call = Call("explain", method, Instant(0, 0), b"", credential, peer=peer, data_class=asked.data_class)
     return principal, call, Head(asked.model)
 
 
-def _method(action: Action, *, by_model: bool) -> Method:
+def _method(action: Action, name: str, *, by_model: bool) -> Method:
     names = {
         (Action.INFER, True): "ModelInfer",
         (Action.METADATA, True): "ModelMetadata",
@@ -102,7 +125,7 @@ def _method(action: Action, *, by_model: bool) -> Method:
         (Action.MANAGE, True): "RepositoryModelLoad",
         (Action.MANAGE, False): "RepositoryIndex",
     }
-    path = _SERVICE + names[action, by_model]
+    path = _SERVICE + (name or names[action, by_model])
     return Method(path, action, Disposition.FORWARD, frozenset({"tenant", "operator", "admin"}), by_model=by_model)
 
 
@@ -125,8 +148,8 @@ class CaseResult:
         return f"{self.case.file}:{self.case.line} {told}"
 
 
-def run_cases(bundle: Bundle) -> Iterator[CaseResult]:
-    """Every case of the bundle, in file order."""
+def run_cases(bundle: Bundle, at: float = 0.0) -> Iterator[CaseResult]:
+    """Every case of the bundle, in file order; those that name no moment are asked ``at``."""
     for case in bundle.cases:
         doc = case.case
         asked = Asked(
@@ -137,6 +160,10 @@ def run_cases(bundle: Bundle) -> Iterator[CaseResult]:
             action=Action(doc.action),
             roles=frozenset(doc.roles),
             principal=doc.principal or "explain",
+            key=doc.key,
+            method=doc.method,
+            source=doc.source,
+            at=at if doc.at is None else doc.at,
             storage=doc.storage,
             telemetry=doc.telemetry,
         )
@@ -152,4 +179,7 @@ def _failure(case: Case, found: Explanation) -> str:
     rule = case.case.rule
     if rule is not None and rule != found.verdict.rule:
         return f"expected rule {rule}, got {found.verdict.rule}"
+    shadow = found.shadow.rule if found.shadow is not None else None
+    if case.case.shadow is not None and case.case.shadow != shadow:
+        return f"expected {case.case.shadow} in shadow, got {shadow or 'nothing'}"
     return ""

@@ -69,7 +69,7 @@ def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
 def _read(root: Path, name: str, path: Path) -> bytes | Problem:
     try:
         # Kubernetes mounts a ConfigMap as links inside the directory: those are followed, others are not.
-        real = path.resolve(strict=True)
+        real = Path(os.path.realpath(path, strict=True))  # Path.resolve tells a loop by a RuntimeError
         if not real.is_relative_to(root):
             return Problem(name, 1, 1, "", "a link that leaves the bundle")
         if not _belongs(name):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from policies.document import LimitsDoc, PlanDoc
 from sidecar.core.model import Limits, RequestRate
 
 __all__ = ["resolve"]
 
 
-def resolve(plan: PlanDoc, overrides: LimitsDoc) -> Limits:
-    """Each limit comes whole from the tenant where it is written there (``unlimited`` too), else from the plan."""
-    written = {
-        name: getattr(overrides if name in overrides.model_fields_set else plan, name) for name in PlanDoc.model_fields
-    }
+def resolve(plan: PlanDoc, overrides: Sequence[LimitsDoc]) -> Limits:
+    """Each limit comes whole from the last override that writes it (``unlimited`` too), else from the plan."""
+    written = {name: getattr(plan, name) for name in PlanDoc.model_fields}
+    for override in overrides:
+        written |= {name: getattr(override, name) for name in written if name in override.model_fields_set}
     requests, tokens, timeout = written["requests"], written["tokens"], written["queue_timeout"]
     return Limits(
         requests=None if requests is None else RequestRate(requests.rate, requests.burst),

@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
+from policies import memory as memory_module
 from policies import residency
-from policies.access import Question
-from policies.bundle import Bundle, Tenant
+from policies.access import Answer, Question
+from policies.bundle import Bundle
 from policies.document import DATA_CLASS_LENGTH, MODEL_NAME_LENGTH
+from policies.memory import Key, Memory, address, further
+from policies.moments import Interval, interval, time_of_day
 from policies.residency import Place
-from sidecar.core.model import Action, Call, Denial, Head, ModelProfile, Principal, Verdict
+from policies.tenant import KeyRule, Tenant, covering
+from sidecar.core.model import Action, Call, Denial, Head, Method, ModelProfile, Principal, Verdict
 from sidecar.core.reasons import Reason
 
 __all__ = ["LoadedPolicy", "Step"]
 
-# At most 4096 × (a model's name of 256 + a declared data class of 64 + a principal's name of 256 characters): 4 MB.
-MAX_VERDICTS: Final = 4096
 PRINCIPAL_NAME_LENGTH: Final = 256
+MAX_SHAPES: Final = 256  # methods whose shape is kept; the method table has some forty
+MAX_ELSEWHERE: Final = 64  # regions looked at to tell where a refused call may go
 
-_Key = tuple[object, ...]
 _Name = Literal["tenant", "status", "model", "access", "residency"]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a decision, as ``policy explain`` tells it."""
+    """One step of a decision, as ``policy explain`` tells it. ``shadow``: it would have refused, and did not."""
 
     step: _Name
-    outcome: Literal["pass", "deny", "skip"]
+    outcome: Literal["pass", "deny", "skip", "shadow"]
     rule: str = ""
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shadow:
+    """A check that passes, though a rule in shadow would have refused."""
+
+    step: Step
+    denial: Denial
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +52,22 @@ class _Asked:
 
     principal: Principal
     tenant: Tenant
+    key: KeyRule | None
     action: Action  # a model's health is its metadata
     method: str
     by_model: bool
     model: str
-    data_class: str
+    classes: tuple[str, ...]
+    source: str
+    at: float
+    place: Place
 
 
 class LoadedPolicy:
     """``sidecar.core.ports.Policy`` over one bundle; immutable but for its memory of verdicts, so safe across threads.
 
-    The order: tenant known → active → model on the tenant's list (or granted by a Cedar permit) and on the key's →
-    no Cedar forbid → residency. Health of the server asks only for a known, active tenant: it carries nothing of
+    The order: tenant known → active, and its dates → model granted to it (or by a Cedar permit) and to its key → no
+    Cedar forbid → residency. Health of the server asks only for a known, active tenant: it carries nothing of
     anybody's. Operators' methods (``manage``) are not narrowed by their tenant's model list, because they act on the
     server; by their key's list, by Cedar and by residency they are.
     """
@@ -60,8 +75,10 @@ class LoadedPolicy:
     def __init__(self, bundle: Bundle, place: Place) -> None:
         self._bundle = bundle
         self._place = place
-        self._by_name = bundle.access.by_name
-        self._verdicts: dict[_Key, Verdict | Denial] = {}
+        self._mentions = bundle.access.mentions
+        self._more = further(bundle)
+        self._shapes: dict[str, object] = {}
+        self._memory = Memory(Interval(0.0, 0.0), 0.0)  # of no moment
 
     @property
     def bundle(self) -> Bundle:
@@ -80,52 +97,63 @@ class LoadedPolicy:
         return self._bundle.models.get(model) or ModelProfile(name=model)
 
     def serves(self, tenant: str) -> bool:
+        """By its status; its dates are looked at with each call."""
         found = self._bundle.tenants.get(tenant)
         return found is not None and found.active
 
     def sees(self, principal: Principal, model: str, version: str) -> bool:  # noqa: ARG002 — no rule is by version
-        """By the tenant's list or a Cedar permit, within the key's list; staff: all, within the key's list."""
+        """By the tenant's list or a Cedar permit, within the key's list; staff: all, within the key's list.
+
+        As of the last call that was authorised.
+        """
         tenant = self._bundle.tenants.get(principal.tenant)
         if tenant is None or not tenant.active:
             return False
         action = Action.METADATA if "tenant" in principal.roles else Action.MANAGE
-        asked = _Asked(principal, tenant, action, "ModelMetadata", by_model=True, model=model, data_class="")
-        return isinstance(self._model(asked), Step)
+        asked = _Asked(
+            principal, tenant, _key_rule(tenant, principal), action, "ModelMetadata", by_model=True, model=model,
+            classes=(), source="", at=self._memory.at, place=self._place,
+        )  # fmt: skip
+        return not isinstance(self._model(asked), Denial)
 
-    def authorise(
-        self,
-        principal: Principal,
-        call: Call,
-        head: Head,
-        at: float,  # noqa: ARG002 — the port's; nothing in a bundle depends on the time yet
-    ) -> Verdict | Denial:
-        """In memory: 0.3 µs where the question was asked before, else some 0.15 ms where policies are evaluated."""
-        key: _Key = (
-            principal.tenant,
-            principal.roles,
-            principal.models,
-            principal.kind,
-            call.method.path,
-            head.model,
-            call.data_class,
-        )
-        if self._by_name:
-            key += (principal.name, principal.issuer)
-        known = self._verdicts.get(key)
-        return known if known is not None else self._remember(key, principal, call, head)
+    def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
+        """In memory: 0.4 µs where the question was asked before, else some 0.15 ms where policies are evaluated."""
+        memory = self._memory
+        if not memory.interval.begins <= at < memory.interval.ends:
+            memory = self._memory = Memory(interval(at, self._bundle.edges, self._mentions), at)
+        method = call.method
+        shape = self._shapes.get(method.path)
+        if shape is None:
+            shape = self._shape(method)
+        key: Key = (principal.tenant, principal.models, head.model, call.data_class, principal.data_classes, shape)
+        if self._more:
+            key += tuple([get(principal, call) for get in self._more])
+        known = memory.verdicts.get(key)
+        return known if known is not None else self._remember(memory, key, principal, call, head)
 
-    def trace(self, principal: Principal, call: Call, head: Head) -> tuple[Verdict | Denial, tuple[Step, ...]]:
+    def trace(self, principal: Principal, call: Call, head: Head, at: float) -> tuple[Verdict | Denial, list[Step]]:
         """The same decision, made anew, with every step that led to it."""
         steps: list[Step] = []
-        return self._decide(principal, call, head, steps), tuple(steps)
+        return self._decide(principal, call, head, at, steps), steps
 
-    def _remember(self, key: _Key, principal: Principal, call: Call, head: Head) -> Verdict | Denial:
-        found = self._decide(principal, call, head, [])
+    # --- the memory --------------------------------------------------------------------------------------------------
+
+    def _shape(self, method: Method) -> object:
+        """What of a method an answer depends on."""
+        shape: object = (method.action.value, method.by_model)
+        if "method" in self._mentions:
+            shape = method.path
+        if len(self._shapes) < MAX_SHAPES:
+            self._shapes[method.path] = shape
+        return shape
+
+    def _remember(self, memory: Memory, key: Key, principal: Principal, call: Call, head: Head) -> Verdict | Denial:
+        found = self._decide(principal, call, head, memory.at, [])
         if not self._made_up(found, principal, call):
-            if len(self._verdicts) >= MAX_VERDICTS:
+            if len(memory.verdicts) >= memory_module.MAX_VERDICTS:
                 # Whole rather than one by one: it costs a few thousand evaluations, and no lock on the way there.
-                self._verdicts = {}
-            self._verdicts[key] = found
+                self._memory = memory = Memory(memory.interval, memory.at)
+            memory.verdicts[key] = found
         return found
 
     def _made_up(self, found: Verdict | Denial, principal: Principal, call: Call) -> bool:
@@ -133,121 +161,213 @@ class LoadedPolicy:
         if isinstance(found, Denial) and found.reason in (Reason.TENANT_UNKNOWN, Reason.MODEL_NOT_FOUND):
             return True
         declared = self._bundle.tenants[principal.tenant].residency.classes
-        undeclared = bool(call.data_class) and call.data_class not in declared
-        return undeclared or (self._by_name and len(principal.name) > PRINCIPAL_NAME_LENGTH)
+        undeclared = any(name not in declared for name in _classes(call.data_class))
+        return undeclared or ("name" in self._mentions and len(principal.name) > PRINCIPAL_NAME_LENGTH)
 
-    # --- the decision ----------------------------------------------------------------------------------------------
+    # --- the decision ------------------------------------------------------------------------------------------------
 
-    def _decide(self, principal: Principal, call: Call, head: Head, steps: list[Step]) -> Verdict | Denial:
+    def _decide(self, principal: Principal, call: Call, head: Head, at: float, steps: list[Step]) -> Verdict | Denial:
         tenant = self._bundle.tenants.get(principal.tenant)
         if tenant is None:
             return _denied(steps, "tenant", Denial(Reason.TENANT_UNKNOWN, rule="tenants"))
         steps.append(Step("tenant", "pass", f"{tenant.document}:tenant"))
+        asked = self._asked(principal, tenant, call, head, at)
+        rule, shadow = "", None
+        for name, check in self._checks():
+            found = check(asked)
+            if isinstance(found, Denial):
+                return _denied(steps, name, found)
+            if isinstance(found, _Shadow):
+                shadow = shadow or found.denial
+                found = found.step
+            steps.append(found)
+            # The model's rule decides where there is one; else the tenant's being active is all there was to decide.
+            rule = found.rule if name in ("status", "model") and found.rule else rule
+        healthy = asked.action is not Action.HEALTH or self._resident(asked) is None
+        return Verdict(
+            rule=rule,
+            bundle=self._bundle.digest,
+            profile=self.profile(asked.model),
+            limits=tenant.limits_at(at),
+            audit=tenant.audit,
+            data_class=residency.label(tenant.residency, asked.classes, self._bundle.regions),
+            may_trace=healthy and residency.traced(tenant.residency, asked.classes, self._place),
+            would_refuse=shadow,
+        )
+
+    def _asked(self, principal: Principal, tenant: Tenant, call: Call, head: Head, at: float) -> _Asked:
         method = call.method
-        action = Action.METADATA if method.action is Action.HEALTH and method.by_model else method.action
-        model = head.model if method.by_model else ""
-        asked = _Asked(principal, tenant, action, method.name, method.by_model, model, call.data_class)
-        rule = ""
-        checks: tuple[tuple[_Name, Callable[[_Asked], Step | Denial]], ...] = (
+        key = _key_rule(tenant, principal)
+        of_key = (key.data_class,) if key is not None and key.data_class else ()
+        return _Asked(
+            principal=principal,
+            tenant=tenant,
+            key=key,
+            action=Action.METADATA if method.action is Action.HEALTH and method.by_model else method.action,
+            method=method.name,
+            by_model=method.by_model,
+            model=head.model if method.by_model else "",
+            classes=tuple(dict.fromkeys((*_classes(call.data_class), *principal.data_classes, *of_key))),
+            source=address(call.peer) if "source" in self._mentions else "",
+            at=at,
+            place=self._place,
+        )
+
+    def _checks(self) -> tuple[tuple[_Name, Callable[[_Asked], Step | _Shadow | Denial]], ...]:
+        return (
             ("status", self._status),
             ("model", self._model),
             ("access", self._access),
             ("residency", self._residency),
         )
-        for name, check in checks:
-            found = check(asked)
-            if isinstance(found, Denial):
-                return _denied(steps, name, found)
-            steps.append(found)
-            # The model's rule decides where there is one; else the tenant's being active is all there was to decide.
-            rule = found.rule if name in ("status", "model") and found.rule else rule
-        return Verdict(
-            rule=rule,
-            bundle=self._bundle.digest,
-            profile=self.profile(model),
-            limits=tenant.limits,
-            audit=tenant.audit,
-            data_class=call.data_class,
-            may_trace=action is not Action.HEALTH or self._resident(asked) is None,
-        )
 
     def _status(self, asked: _Asked) -> Step | Denial:
-        rule = f"{asked.tenant.document}:status"
-        return Step("status", "pass", rule) if asked.tenant.active else Denial(Reason.TENANT_SUSPENDED, rule=rule)
+        tenant, at = asked.tenant, asked.at
+        rule = f"{tenant.document}:status"
+        if not tenant.active:
+            return Denial(Reason.TENANT_SUSPENDED, rule=rule)
+        if not tenant.period.covers(at):
+            end = "from" if at < tenant.period.begins else "until"
+            told = "not in force yet" if end == "from" else "no longer in force"
+            return Denial(Reason.TENANT_SUSPENDED, told, rule=f"{tenant.document}:{end}")
+        if asked.key is not None and not asked.key.period.covers(at):
+            of_key = f"{tenant.document}:keys.{asked.principal.name}"
+            return Denial(Reason.POLICY_FORBIDS, "this API key's rule is not in force now", rule=of_key)
+        return Step("status", "pass", rule)
 
-    def _model(self, asked: _Asked) -> Step | Denial:
+    def _model(self, asked: _Asked) -> Step | _Shadow | Denial:
         """Foreign, absent and narrowed away alike are MODEL_NOT_FOUND, the same to the caller in every byte."""
         if not asked.by_model:
             return Step("model", "skip", detail="the method names no model")
         if len(asked.model) > MODEL_NAME_LENGTH:
             return self._not_found(asked, "no model has such a name")
         narrowed = asked.principal.models
-        if narrowed is not None and _match(narrowed, asked.model) is None:
+        if narrowed is not None and not _any_match(narrowed, asked.model):
             return self._not_found(asked, "not among the API key's models")
+        rule = asked.key
+        if rule is not None and rule.grants is not None and covering(rule.grants, asked.model, asked.at) is None:
+            return self._not_found(asked, f"not among keys.{asked.principal.name}.models")
         if asked.action is Action.MANAGE:
             return Step("model", "skip", detail="operators' methods are not narrowed by the tenant's list")
         return self._listed(asked)
 
-    def _listed(self, asked: _Asked) -> Step | Denial:
+    def _listed(self, asked: _Asked) -> Step | _Shadow | Denial:
+        tenant = asked.tenant
         if not asked.model:
             return self._not_found(asked, "no model is named")
-        place = _match(asked.tenant.models, asked.model)
-        if place is not None:
-            return Step("model", "pass", f"{asked.tenant.document}:models[{place}]")
-        granted = self._bundle.access.grants(self._question(asked))
+        place = covering(tenant.grants, asked.model, asked.at)
+        if place is not None and not tenant.grants[place].shadow:
+            return Step("model", "pass", f"{tenant.document}:models[{place}]")
+        granted = self._granted(asked)
         if granted.applies:
-            return Step("model", "pass", granted.rule, "granted by a permit")
+            return Step("model", "pass", granted.rule, f"granted by {_listed(granted.rules)}")
+        if place is not None:
+            rule = f"{tenant.document}:models[{place}]"
+            return _Shadow(
+                Step("model", "shadow", rule, "granted in shadow: without it, MODEL_NOT_FOUND"),
+                Denial(Reason.MODEL_NOT_FOUND, rule=rule),
+            )
         return self._not_found(asked, granted.fault or "not among the tenant's models")
 
     def _not_found(self, asked: _Asked, internal: str) -> Denial:
         return Denial(Reason.MODEL_NOT_FOUND, rule=f"{asked.tenant.document}:models", internal=internal)
 
-    def _access(self, asked: _Asked) -> Step | Denial:
+    def _access(self, asked: _Asked) -> Step | _Shadow | Denial:
         if asked.action is Action.HEALTH:
             return Step("access", "skip", detail="health of the server")
-        if len(asked.data_class) > DATA_CLASS_LENGTH:
+        if any(len(name) > DATA_CLASS_LENGTH for name in asked.classes):
             return Step("access", "skip", detail="the data class is not one at all; residency refuses it")
-        answer = self._bundle.access.forbidden(self._question(asked))
-        if not answer.applies:
-            return Step("access", "pass", detail="no policy forbids it")
-        return Denial(
-            Reason.POLICY_FORBIDS,
-            f"rule {answer.rule}" if answer.rule else "a policy could not be evaluated",
-            rule=answer.rule or "access",
-            internal=answer.fault,
-        )
+        access = self._bundle.access
+        answer = self._any(access.forbidden, asked)
+        if answer.applies:
+            return _forbidden(answer)
+        shadow = self._any(access.shadowed, asked)
+        if shadow.applies:
+            told = _forbidden(shadow)
+            return _Shadow(Step("access", "shadow", told.rule, f"in shadow: {told.internal or told.detail}"), told)
+        return Step("access", "pass", detail="no policy forbids it")
 
     def _residency(self, asked: _Asked) -> Step | Denial:
         if asked.action is Action.HEALTH:
             return Step("residency", "skip", detail="health of the server")
-        document, place = asked.tenant.document, self._place
-        denial = self._resident(asked)
+        place, denial = asked.place, self._resident(asked)
+        if denial is not None:
+            return residency.directed(denial, self._accepting(asked))
         telemetry = place.telemetry_jurisdiction or "nowhere"
+        if not residency.traced(asked.tenant.residency, asked.classes, place):
+            telemetry = "nowhere (withheld)"
         where = f"processed in {place.region} ({place.jurisdiction}), stored in {place.storage_jurisdiction}"
-        return denial or Step("residency", "pass", f"{document}:residency", f"{where}, traced to {telemetry}")
+        return Step("residency", "pass", f"{asked.tenant.document}:residency", f"{where}, traced to {telemetry}")
 
     def _resident(self, asked: _Asked) -> Denial | None:
-        rules, document = asked.tenant.residency, asked.tenant.document
-        return residency.decide(rules, asked.data_class, self._place, self._bundle.regions, document)
+        return residency.decide(asked.tenant.residency, asked.classes, asked.place, asked.tenant.document)
 
-    def _question(self, asked: _Asked) -> Question:
+    def _accepting(self, asked: _Asked) -> list[str]:
+        """Regions whose pods, with database and collector of their own jurisdiction, would take this very call."""
+        found = []
+        candidates = residency.allowed_regions(asked.tenant.residency, asked.classes, self._bundle.regions)
+        for region in candidates[:MAX_ELSEWHERE]:
+            area = self._bundle.regions[region]
+            there = replace(asked, place=Place(region, area, area, area))
+            if not any(isinstance(check(there), Denial) for check in (self._model, self._access)):
+                found.append(region)
+        return found
+
+    # --- Cedar -------------------------------------------------------------------------------------------------------
+
+    def _granted(self, asked: _Asked) -> Answer:
+        """A permit must apply whichever of its classes the data is."""
+        answers = [self._bundle.access.grants(self._question(asked, name)) for name in asked.classes or ("",)]
+        return next((answer for answer in answers if not answer.applies), answers[0])
+
+    def _any(self, ask: Callable[[Question], Answer], asked: _Asked) -> Answer:
+        """A forbid applies that does so for one of the classes."""
+        answers = [ask(self._question(asked, name)) for name in asked.classes or ("",)]
+        return next((answer for answer in answers if answer.applies), answers[0])
+
+    def _question(self, asked: _Asked, data_class: str) -> Question:
         profile = self._bundle.models.get(asked.model)
+        principal, mentions = asked.principal, self._mentions
+        time = time_of_day(asked.at)
         return Question(
             tenant=asked.tenant.name,
             plan=asked.tenant.plan,
             # What isn't in the memory's key must not reach the policies: one odd name would decide for everybody.
-            name=asked.principal.name if self._by_name else "",
-            kind=asked.principal.kind,
-            issuer=asked.principal.issuer if self._by_name else "",
-            roles=asked.principal.roles,
+            name=principal.name if "name" in mentions else "",
+            kind=principal.kind if "kind" in mentions else "",
+            issuer=principal.issuer if "issuer" in mentions else "",
+            roles=principal.roles if "roles" in mentions else frozenset(),
             action=asked.action,
             model=asked.model,
             groups=profile.groups if profile is not None else (),
-            region=self._place.region,
-            jurisdiction=self._place.jurisdiction,
-            data_class=asked.data_class,
-            method=asked.method,
+            region=asked.place.region,
+            jurisdiction=asked.place.jurisdiction,
+            data_class=data_class,
+            method=asked.method if "method" in mentions else "",
+            source=asked.source,
+            hour=time.hour,
+            minute=time.minute,
+            weekday=time.weekday,
         )
+
+
+def _key_rule(tenant: Tenant, principal: Principal) -> KeyRule | None:
+    return tenant.keys.get(principal.name) if tenant.keys and principal.kind == "api_key" else None
+
+
+def _classes(written: str) -> tuple[str, ...]:
+    """``x-data-class`` may name several classes, between commas."""
+    return tuple(filter(None, (name.strip() for name in written.split(",")))) if written else ()
+
+
+def _forbidden(answer: Answer) -> Denial:
+    told = f"rule {_listed(answer.rules)}" if answer.rules else "a policy could not be evaluated"
+    return Denial(Reason.POLICY_FORBIDS, told, rule=answer.rule or "access", internal=answer.fault)
+
+
+def _listed(rules: tuple[str, ...]) -> str:
+    more = f" and {len(rules) - 8} more" if len(rules) > 8 else ""
+    return ", ".join(rules[:8]) + more
 
 
 def _denied(steps: list[Step], name: _Name, denial: Denial) -> Denial:
@@ -255,9 +375,5 @@ def _denied(steps: list[Step], name: _Name, denial: Denial) -> Denial:
     return denial
 
 
-def _match(patterns: Iterable[str], model: str) -> int | None:
-    """The first pattern that covers a model, by its index."""
-    for index, pattern in enumerate(patterns):
-        if pattern == model or fnmatchcase(model, pattern):
-            return index
-    return None
+def _any_match(patterns: tuple[str, ...], model: str) -> bool:
+    return any(pattern == model or fnmatchcase(model, pattern) for pattern in patterns)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sidecar.core.model import Denial
+from sidecar.core.model import Denial, replace
 from sidecar.core.reasons import Reason
 
-__all__ = ["Place", "Residency", "decide"]
+__all__ = ["Place", "Residency", "Rules", "allowed_regions", "decide", "directed", "label", "traced", "within"]
 
 # Names told in one refusal: it travels in gRPC trailers, of which many clients take 8 KB in all.
 MAX_TOLD: Final = 16
@@ -17,50 +17,98 @@ MAX_TOLD: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a pod is and where what it records goes. ``telemetry_jurisdiction`` None: no telemetry leaves the pod."""
+    """Where a pod is and where what it records goes. ``telemetry_jurisdiction`` None: no telemetry leaves the pod.
+
+    ``doubt`` says why it isn't certain where the pod is; then nobody's data may be processed there.
+    """
 
     region: str
     jurisdiction: str
     storage_jurisdiction: str
     telemetry_jurisdiction: str | None
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Residency:
-    """A tenant's rules: jurisdictions or regions for processing, jurisdictions for the rest; nothing else is allowed.
+class Rules:
+    """Where data may be: jurisdictions or regions for processing, jurisdictions for the rest; nothing else is allowed.
 
-    ``classes`` holds every data class the tenant may name, each with where it may be processed (within ``processing``).
+    ``telemetry`` None: it is withheld, so no collector's place matters.
     """
 
     processing: tuple[str, ...]
     storage: tuple[str, ...]
-    telemetry: tuple[str, ...]
-    classes: Mapping[str, tuple[str, ...]]
+    telemetry: tuple[str, ...] | None
 
 
-def decide(
-    residency: Residency, data_class: str, place: Place, regions: Mapping[str, str], document: str
-) -> Denial | None:
-    """None where all three are allowed. ``regions`` maps region → jurisdiction; ``document`` is the tenant's file."""
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """A tenant's ``own`` rules, and those of every data class it may name, which hold beside them."""
+
+    own: Rules
+    classes: Mapping[str, Rules]
+
+
+def decide(residency: Residency, classes: Sequence[str], place: Place, document: str) -> Denial | None:
+    """None where all three are allowed under every class given; ``document`` is the tenant's file.
+
+    The journal lies on the pod itself, so the pod's own jurisdiction must be one that the tenant may be stored in,
+    whatever database comes after it.
+    """
     rule = f"{document}:residency"
-    if data_class and data_class not in residency.classes:
+    if place.doubt:
+        told = "where this is is not certain"
+        return Denial(Reason.RESIDENCY_PROCESSING, told, rule="location", internal=place.doubt)
+    unknown = next((name for name in classes if name not in residency.classes), None)
+    if unknown is not None:
         return Denial(
             Reason.RESIDENCY_PROCESSING,
             "the data class is not one this tenant has declared",
             rule=f"{rule}.classes",
             metadata=(("known_data_classes", ",".join(sorted(residency.classes)[:MAX_TOLD])),),
         )
-    narrowed = residency.classes.get(data_class)
-    if not within(place.region, place.jurisdiction, residency.processing):
-        return _processing(f"{rule}.processing", place, allowed_regions(residency, data_class, regions))
-    if narrowed is not None and not within(place.region, place.jurisdiction, narrowed):
-        return _processing(f"{rule}.classes.{data_class}", place, allowed_regions(residency, data_class, regions))
-    if place.storage_jurisdiction not in residency.storage:
-        return _elsewhere(Reason.RESIDENCY_STORAGE, f"{rule}.storage", place.storage_jurisdiction, residency.storage)
-    sent_to = place.telemetry_jurisdiction
-    if sent_to is not None and sent_to not in residency.telemetry:
-        return _elsewhere(Reason.RESIDENCY_TELEMETRY, f"{rule}.telemetry", sent_to, residency.telemetry)
+    named = [("", residency.own), *((f".classes.{name}", residency.classes[name]) for name in classes)]
+    return _processed(rule, named, place) or _stored(rule, named, place) or _sent(rule, named, place)
+
+
+_Named = Sequence[tuple[str, Rules]]  # by the end of the rule's name; "": the tenant's own
+
+
+def _processed(rule: str, named: _Named, place: Place) -> Denial | None:
+    for suffix, rules in named:
+        if not within(place.region, place.jurisdiction, rules.processing):
+            detail = f"this is {place.region} ({place.jurisdiction})"
+            metadata = (("region", place.region),)
+            return Denial(
+                Reason.RESIDENCY_PROCESSING, detail, rule=f"{rule}{suffix or '.processing'}", metadata=metadata
+            )
     return None
+
+
+def _stored(rule: str, named: _Named, place: Place) -> Denial | None:
+    for suffix, rules in named:
+        for kept in (place.jurisdiction, place.storage_jurisdiction):
+            if kept not in rules.storage:
+                return _elsewhere(Reason.RESIDENCY_STORAGE, f"{rule}{suffix or '.storage'}", kept, rules.storage)
+    return None
+
+
+def _sent(rule: str, named: _Named, place: Place) -> Denial | None:
+    sent_to = place.telemetry_jurisdiction
+    if sent_to is None or any(rules.telemetry is None for _, rules in named):
+        return None
+    for suffix, rules in named:
+        allowed = rules.telemetry or ()
+        if sent_to not in allowed:
+            return _elsewhere(Reason.RESIDENCY_TELEMETRY, f"{rule}{suffix or '.telemetry'}", sent_to, allowed)
+    return None
+
+
+def traced(residency: Residency, classes: Sequence[str], place: Place) -> bool:
+    """Whether a call's span may leave for where this pod's telemetry goes."""
+    sent_to = place.telemetry_jurisdiction
+    known = [residency.own, *(residency.classes[name] for name in classes if name in residency.classes)]
+    return all(rules.telemetry is not None and (sent_to is None or sent_to in rules.telemetry) for rules in known)
 
 
 def within(region: str, jurisdiction: str, allowed: Iterable[str]) -> bool:
@@ -68,23 +116,35 @@ def within(region: str, jurisdiction: str, allowed: Iterable[str]) -> bool:
     return any(entry in (region, jurisdiction) for entry in allowed)
 
 
-def allowed_regions(residency: Residency, data_class: str, regions: Mapping[str, str]) -> tuple[str, ...]:
-    """The bundle's regions in which data of this class may be processed, sorted."""
-    narrowed = residency.classes.get(data_class)
-    return tuple(
-        sorted(
-            region
-            for region, jurisdiction in regions.items()
-            if within(region, jurisdiction, residency.processing)
-            and (narrowed is None or within(region, jurisdiction, narrowed))
-        )
+def allowed_regions(residency: Residency, classes: Sequence[str], regions: Mapping[str, str]) -> tuple[str, ...]:
+    """The bundle's regions whose pods, with database and collector of their own jurisdiction, would take it; sorted."""
+    found = []
+    for region, jurisdiction in sorted(regions.items()):
+        place = Place(region, jurisdiction, jurisdiction, jurisdiction)
+        if decide(residency, classes, place, "") is None:
+            found.append(region)
+    return tuple(found)
+
+
+def label(residency: Residency, classes: Sequence[str], regions: Mapping[str, str]) -> str:
+    """What a record calls the data of several classes: the strictest of them, or, where none is, all of them."""
+    names = sorted(set(classes))
+    if len(names) > 1 and all(name in residency.classes for name in names):
+        rules = [(name, residency.classes[name]) for name in names]
+        for name, own in rules:
+            if all(_no_wider(own, other, regions) for _, other in rules):
+                return name
+    return "+".join(names)
+
+
+def _no_wider(rules: Rules, other: Rules, regions: Mapping[str, str]) -> bool:
+    narrower = all(
+        within(region, jurisdiction, other.processing)
+        for region, jurisdiction in regions.items()
+        if within(region, jurisdiction, rules.processing)
     )
-
-
-def _processing(rule: str, place: Place, allowed: tuple[str, ...]) -> Denial:
-    detail = f"this is {place.region} ({place.jurisdiction}); allowed: {_listed(allowed)}"
-    metadata = (("region", place.region), ("allowed_regions", ",".join(allowed[:MAX_TOLD])))
-    return Denial(Reason.RESIDENCY_PROCESSING, detail, rule=rule, metadata=metadata)
+    silent = rules.telemetry is None or (other.telemetry is not None and set(rules.telemetry) <= set(other.telemetry))
+    return narrower and silent and set(rules.storage) <= set(other.storage)
 
 
 def _elsewhere(reason: Reason, rule: str, jurisdiction: str, allowed: tuple[str, ...]) -> Denial:
@@ -92,6 +152,14 @@ def _elsewhere(reason: Reason, rule: str, jurisdiction: str, allowed: tuple[str,
     detail = f"here it would go to {jurisdiction}; allowed: {_listed(allowed)}"
     metadata = (("jurisdiction", jurisdiction), ("allowed_jurisdictions", ",".join(allowed[:MAX_TOLD])))
     return Denial(reason, detail, rule=rule, metadata=metadata)
+
+
+def directed(denial: Denial, allowed: Sequence[str]) -> Denial:
+    """The denial with the regions where the call may go instead."""
+    metadata = (*denial.metadata, ("allowed_regions", ",".join(allowed[:MAX_TOLD])))
+    told = denial.reason is Reason.RESIDENCY_PROCESSING
+    detail = f"{denial.detail}; allowed: {_listed(tuple(allowed))}" if told else denial.detail
+    return replace(denial, detail=detail, metadata=metadata)
 
 
 def _listed(allowed: tuple[str, ...]) -> str:

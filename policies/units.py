@@ -1,13 +1,23 @@
-"""Sizes, durations and rates as people write them: ``8GiB``, ``15m``, ``50/s``."""
+"""Sizes, durations, rates and moments as people write them: ``8GiB``, ``15m``, ``50/s``, ``2026-12-01T09:00Z``."""
 
 from __future__ import annotations
 
 import re
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
-__all__ = ["Duration", "Rate", "Size", "parse_duration", "parse_rate", "parse_size"]
+__all__ = [
+    "Duration",
+    "Moment",
+    "Rate",
+    "Size",
+    "parse_duration",
+    "parse_moment",
+    "parse_rate",
+    "parse_size",
+]
 
 # At most 15 digits, so that a number is exact in a float, and no text is long enough to overflow one.
 _NUMBER: Final = r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*"
@@ -17,6 +27,8 @@ _DURATION: Final = re.compile(rf"{_NUMBER}(ms|s|m|h|d)\s*")
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _RATE: Final = re.compile(rf"{_NUMBER}/\s*(s|m|h)\s*")
 _RATE_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_MOMENT: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[+-][0-9]{2}:[0-9]{2})")
 
 
 def parse_size(value: Any) -> int:
@@ -44,6 +56,32 @@ def parse_rate(value: Any) -> float:
     return float(match[1]) / _RATE_UNITS[match[2]]
 
 
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]  # bytes
-Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]  # seconds
-Rate = Annotated[float, BeforeValidator(parse_rate), Field(gt=0)]  # a second
+def parse_moment(value: Any) -> float:
+    """``2026-12-01T09:00+01:00`` → seconds since the UNIX epoch; a day is its first moment, UTC. Raises ``ValueError``.
+
+    A time without its zone would mean another moment at each pod.
+    """
+    told = "is not a moment; write a day (2026-12-01, from 00:00 UTC) or a time with its zone (2026-12-01T09:00+01:00)"
+    if not isinstance(value, str):
+        raise ValueError(told)  # noqa: TRY004 — pydantic tells ValueErrors
+    try:
+        if _DAY.fullmatch(value):
+            day = date.fromisoformat(value)
+            return datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()
+        if _MOMENT.fullmatch(value):
+            return datetime.fromisoformat(value).timestamp()
+    except (ValueError, OverflowError) as fault:
+        raise ValueError(f"is not a moment: {fault}") from None
+    raise ValueError(told)
+
+
+def _written(pattern: re.Pattern[str]) -> Any:
+    """What an editor's JSON Schema says of such a text."""
+    return Annotated[str, Field(pattern=f"^(?:{pattern.pattern})$")]
+
+
+# What is read (bytes; seconds; a second; seconds since the epoch), and what an editor is told may be written.
+Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | _written(_SIZE)), Field(gt=0)]
+Duration = Annotated[float, BeforeValidator(parse_duration, json_schema_input_type=_written(_DURATION)), Field(gt=0)]
+Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=_written(_RATE)), Field(gt=0)]
+Moment = Annotated[float, BeforeValidator(parse_moment, json_schema_input_type=_written(_DAY) | _written(_MOMENT))]

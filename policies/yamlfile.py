@@ -343,7 +343,8 @@ def _fields(annotation: Any, path: KeyPath) -> set[str]:
         inner = [field.annotation for name, field in fields.items() if path[0] in (name, field.alias)]
         rest = path[1:]
     elif typing.get_origin(annotation) in _CONTAINERS:
-        inner, rest = (list(typing.get_args(annotation))[-2:], path[1:]) if path else ([], path)
+        # Without a path left, it is a list for which one mapping may stand.
+        inner, rest = list(typing.get_args(annotation))[-2:], path[1:]
     else:  # a union, an Annotated, or nothing that has keys
         inner, rest = list(typing.get_args(annotation)), path
     return {name for each in inner for name in _fields(each, rest)}

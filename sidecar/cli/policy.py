@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -10,6 +12,7 @@ import typer
 
 from policies.bundle import Bundle, load
 from policies.explain import Asked, CaseResult, Explanation, explain, run_cases
+from policies.schemas import CEDAR_SCHEMA, cedar_schema, schemas
 from policies.yamlfile import Problem
 from sidecar.cli.common import Exit, JsonOption, emit, fail
 from sidecar.core.model import Action
@@ -38,6 +41,30 @@ def check(bundle: BundleArgument, *, json: JsonOption = False) -> None:
         typer.echo(f"{bundle}: {len(problems)} {'problem' if len(problems) == 1 else 'problems'}")
     if problems:
         raise typer.Exit(int(Exit.NO))
+
+
+@app.command()
+def schema(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Where to write them; left out: all on stdout, as one JSON object."),
+    ] = None,
+) -> None:
+    """JSON Schemas of a bundle's documents, and the Cedar schema of its policies, for editors."""
+    found = schemas()
+    if directory is None:
+        emit({**found, CEDAR_SCHEMA: cedar_schema()})
+        return
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, content in found.items():
+            (directory / name).write_text(dumps(content, indent=2) + "\n", "utf-8")
+        (directory / CEDAR_SCHEMA).write_text(cedar_schema(), "utf-8")
+    except OSError as fault:
+        fail(Exit.USAGE, f"{fault.filename or directory}: {fault.strerror}")
+    for name, content in found.items():
+        typer.echo(f"{directory / name}  for {content['x-warden-files']}")
+    typer.echo(f"{directory / CEDAR_SCHEMA}  for access/*.cedar")
 
 
 @app.command()
@@ -78,6 +105,7 @@ def decide_command(
         principal=principal,
         storage=storage,
         telemetry=telemetry,
+        at=time.time(),
     )
     found = explain(_good(bundle), asked)
     if isinstance(found, list):
@@ -93,7 +121,7 @@ def decide_command(
 @app.command("test")
 def cases_command(bundle: BundleArgument, *, json: JsonOption = False) -> None:
     """Run the bundle's own test cases (tests/*.yaml). Exits 1 if one fails, or if there are none."""
-    results = list(run_cases(_good(bundle)))
+    results = list(run_cases(_good(bundle), time.time()))
     failed = [result for result in results if result.failure]
     if json:
         emit({"ok": bool(results) and not failed, "cases": [_told(result) for result in results]})
@@ -119,7 +147,7 @@ def _told(result: CaseResult) -> dict[str, object]:
 
 
 def _tell(found: Explanation) -> None:
-    marks = {"pass": "✓", "deny": "✗", "skip": "·"}
+    marks = {"pass": "✓", "deny": "✗", "skip": "·", "shadow": "≈"}
     for step in found.steps:
         typer.echo(f"  {marks[step.outcome]} {step.step:<10} {'  '.join(filter(None, (step.rule, step.detail)))}")
     verdict = "allow" if found.allowed else f"deny {found.reason}"

@@ -197,7 +197,7 @@ class Governor:
             )
         if isinstance(held, Denial):
             raise _Stop(held)
-        would_refuse = d.denial or held.over
+        would_refuse = d.denial or d.allowed.would_refuse or held.over
         return Admission(call, d.who, d.allowed, d.facts, forward, held, would_refuse, PROOF)
 
     def _identify(self, call: Call, at: Instant) -> Principal | Denial:

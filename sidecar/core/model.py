@@ -275,6 +275,7 @@ class Principal(Struct, frozen=True):
     conversation: str = ""
     methods: tuple[str, ...] | None = None
     networks: tuple[Network, ...] | None = None
+    data_classes: tuple[str, ...] = ()  # of whatever is sent with this credential, beside what the call itself says
 
 
 class Denial(Struct, frozen=True):
@@ -371,6 +372,7 @@ class Verdict(Struct, frozen=True):
     """An allow: the rule that decided, and what the bundle says of this tenant and model.
 
     ``may_trace``: residency was looked at and allows the call's span where this pod's telemetry goes.
+    ``would_refuse``: what a rule in shadow would have answered instead.
     """
 
     rule: str
@@ -380,6 +382,7 @@ class Verdict(Struct, frozen=True):
     audit: AuditRule
     data_class: str = ""
     may_trace: bool = False
+    would_refuse: Denial | None = None
 
 
 # --- what it holds and how it ends --------------------------------------------------------------------------------

@@ -17,12 +17,22 @@ from tests.support.policy import demo_bundle
 MORE = b"""
 @id("birch-llm") permit(principal in Tenant::"birch", action, resource in Group::"llm");
 @id("not-bob") forbid(principal == Principal::"acme/bob", action == Action::"infer", resource);
+@id("night") forbid(principal in Tenant::"birch", action, resource) when { context.hour < 6 || context.weekday == 7 };
+@id("office") @shadow("trial") forbid(principal, action, resource == Model::"vision")
+unless { context has source && context.source.isInRange(ip("10.0.0.0/8")) };
 @id("no-manage") forbid(principal, action == Action::"manage", resource) unless { principal.roles.contains("admin") };
 """
 
 
 def _bundle() -> Bundle:
-    found = compile_bundle({**demo_bundle().files, "access/more.cedar": MORE})
+    files = dict(demo_bundle().files)
+    dated = b"models: [chat, {model: vision, until: 2026-12-02}]\nkeys: {ci: {models: [chat], data_class: phi}}"
+    files["tenants/cobalt.yaml"] = (
+        files["tenants/cobalt.yaml"]
+        .replace(b"models: [chat]", dated)
+        .replace(b"  telemetry: [US]", b"  telemetry: [US]\n  classes: {phi: {storage: [US], telemetry: withheld}}")
+    )
+    found = compile_bundle({**files, "access/more.cedar": MORE})
     assert isinstance(found, Bundle)
     return found
 
@@ -35,10 +45,13 @@ QUESTIONS = st.builds(
     tenant=st.sampled_from([*BUNDLE.tenants, "nobody"]),
     model=st.sampled_from(["", *BUNDLE.models, "absent"]),
     region=PLACES,
-    data_class=st.sampled_from(["", "phi", "public", "undeclared", "x" * 70]),
+    data_class=st.sampled_from(["", "phi", "public", "undeclared", "x" * 70, "public,phi"]),
     action=st.sampled_from([Action.INFER, Action.METADATA, Action.MANAGE]),
     roles=st.frozensets(st.sampled_from(["tenant", "operator", "admin"]), min_size=1),
     principal=st.sampled_from(["alice", "bob"]),
+    key=st.sampled_from(["", "ci", "web"]),
+    source=st.sampled_from(["", "10.0.0.1", "192.0.2.1", "2001:db8::1"]),
+    at=st.one_of(st.floats(0, 7 * 86400), st.floats(1796169600 - 7200, 1796169600 + 7200)),
     storage=JURISDICTIONS,
     telemetry=JURISDICTIONS,
 )
@@ -55,7 +68,7 @@ def test_authorise_and_explain_agree(asked: Asked) -> None:
     policy = REMEMBERING.setdefault(place, LoadedPolicy(BUNDLE, place))
     told = explain(BUNDLE, asked)
     assert isinstance(told, Explanation)
-    assert policy.authorise(*question(asked), 0.0) == told.verdict
+    assert policy.authorise(*question(asked), asked.at) == told.verdict
     assert told.steps[-1].outcome == ("deny" if isinstance(told.verdict, Denial) else told.steps[-1].outcome)
     assert [step.outcome for step in told.steps].count("deny") == (0 if told.allowed else 1)
 
@@ -70,10 +83,11 @@ def test_an_allow_is_in_place(asked: Asked) -> None:
         return
     tenant = BUNDLE.tenants[asked.tenant]
     assert tenant.active
-    assert {asked.region, BUNDLE.regions[asked.region]} & set(tenant.residency.processing)
-    assert asked.storage in tenant.residency.storage
-    assert asked.telemetry in tenant.residency.telemetry
-    assert asked.data_class in ("", *tenant.residency.classes)
+    assert {asked.region, BUNDLE.regions[asked.region]} & set(tenant.residency.own.processing)
+    assert asked.storage in tenant.residency.own.storage
+    assert BUNDLE.regions[asked.region] in tenant.residency.own.storage, "the journal is storage too"
+    assert asked.telemetry in (tenant.residency.own.telemetry or ())
+    assert asked.data_class in ("", "public,phi", *tenant.residency.classes)
 
 
 @settings(max_examples=300, deadline=None)

@@ -83,6 +83,7 @@ class FakePorts:
     who: Principal = ACME
     audit: AuditRule = field(default_factory=AuditRule)
     held: Mapping[int, Reservation] = field(default_factory=dict)  # by identity: reserved and not settled
+    shadow: Denial | None = None  # what a policy in shadow would answer
     over: Denial | None = None  # what an observed reservation would have met
     entries: list[tuple[str, object]] = field(default_factory=list)  # the journal
     digest: str = "sha256:fake"
@@ -113,7 +114,10 @@ class FakePorts:
 
     def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
         denial = self._step("authorise")
-        return denial or Verdict("allow", self.digest, self.profile(head.model), Limits(), self.audit)
+        verdict = Verdict(
+            "allow", self.digest, self.profile(head.model), Limits(), self.audit, would_refuse=self.shadow
+        )
+        return denial or verdict
 
     def profile(self, model: str) -> ModelProfile:
         return ModelProfile(model, Contract.VLLM)

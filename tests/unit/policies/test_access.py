@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from policies.access import MAX_NESTING, MAX_POLICIES, MAX_POLICY_CHARS, Access, Answer, Question, compile_access
+from policies.access import (
+    MAX_NESTING,
+    MAX_POLICIES,
+    MAX_POLICY_CHARS,
+    MENTIONABLE,
+    Access,
+    Answer,
+    Question,
+    compile_access,
+)
 from sidecar.core.model import Action
 
 ASKED = Question(
@@ -23,6 +32,10 @@ ASKED = Question(
     jurisdiction="EU",
     data_class="",
     method="ModelInfer",
+    source="10.1.2.3",
+    hour=9,
+    minute=30,
+    weekday=2,
 )
 NO, ANY = Answer(applies=False), "principal, action, resource"
 
@@ -59,10 +72,14 @@ def told(text: str | bytes) -> list[str]:
         ('when { context.data_class == "phi" }', False),
         ('when { context.method == "ModelInfer" }', True),
         ('unless { action == Action::"infer" }', False),
+        ('when { context has source && context.source.isInRange(ip("10.0.0.0/8")) }', True),
+        ('when { context has source && context.source.isInRange(ip("2001:db8::/32")) }', False),
+        ("when { context.hour >= 8 && context.hour < 18 && context.weekday <= 5 }", True),
+        ("when { context.minute > 30 }", False),
     ],
 )
 def test_a_policy_sees_the_whole_question(condition: str, *, applies: bool) -> None:
-    answer = Answer(applies, "x" if applies else "")
+    answer = Answer(applies, ("x",) if applies else ())
     assert access(f'@id("x") forbid({ANY}) {condition};').forbidden(ASKED) == answer
     assert access(f'@id("x") permit({ANY}) {condition};').grants(ASKED) == answer
 
@@ -74,15 +91,15 @@ def test_nothing_is_granted_or_forbidden_without_policies() -> None:
     assert access(f'@id("f") forbid({ANY});').grants(ASKED) == NO
 
 
-def test_of_several_that_apply_the_first_is_named() -> None:
+def test_all_that_apply_are_named_in_the_bundle_s_order() -> None:
     found = access(f'@id("z") forbid({ANY});', f'@id("a") forbid({ANY});')
-    assert found.forbidden(ASKED) == Answer(applies=True, rule="z")
+    assert found.forbidden(ASKED) == Answer(applies=True, rules=("z", "a"))
 
 
 def test_the_server_itself_can_be_asked_about() -> None:
     found = access('@id("m") forbid(principal, action == Action::"manage", resource == Server::"triton");')
     asked = replace(ASKED, action=Action.MANAGE, model="", groups=(), method="RepositoryIndex")
-    assert found.forbidden(asked) == Answer(applies=True, rule="m")
+    assert found.forbidden(asked) == Answer(applies=True, rules=("m",))
     assert found.forbidden(replace(asked, model="chat")) == NO
 
 
@@ -122,8 +139,61 @@ def test_knows_whether_it_matters_who_exactly_asks(condition: str, *, by_name: b
 
 
 @pytest.mark.parametrize(
+    ("condition", "mentions"),
+    [
+        ("", ""),
+        ("when { context.hour > 8 }", "hour"),
+        ("when { context has source && context.source.isLoopback() }", "source"),
+        ('when { context["method"] == "ModelInfer" }', "method"),
+        ("when { principal.roles.contains(principal.kind) || context.minute == context.weekday }",
+         "roles kind minute weekday"),
+        ("when { principal.tenant.plan == context.region }", ""),
+        # Looked at as a whole, anything in it may decide.
+        ("when { context == context }", " ".join(MENTIONABLE)),
+    ],
+)  # fmt: skip
+def test_knows_what_an_answer_depends_on(condition: str, mentions: str) -> None:
+    assert access(f'@id("x") forbid({ANY}) {condition};').mentions == set(mentions.split())
+
+
+def test_a_caller_without_an_address_is_in_no_network() -> None:
+    inside = access(
+        f'@id("x") forbid({ANY}) unless {{ context has source && context.source.isInRange(ip("10.0.0.0/8")) }};'
+    )
+    assert inside.forbidden(ASKED) == NO
+    assert inside.forbidden(replace(ASKED, source="")).rule == "x"
+
+
+def test_a_forbid_in_shadow_is_asked_apart() -> None:
+    found = access(f'@id("x") @shadow("on trial") forbid({ANY});\n@id("y") forbid({ANY}) when {{ context.hour == 0 }};')
+    assert found.forbidden(ASKED) == NO
+    assert found.shadowed(ASKED) == Answer(applies=True, rules=("x",))
+    assert access(f'@id("y") forbid({ANY});').shadowed(ASKED) == NO
+
+
+def test_data_classes_are_the_bundle_s() -> None:
+    text = f'@id("x") forbid({ANY}) when {{ context.data_class == "phy" || "pii" != context.data_class }};'
+    found = compile_access({"a.cedar": text.encode()}, {"acme"}, {"llm"}, ("phi", "public"))
+    assert isinstance(found, list)
+    assert sorted(str(problem) for problem in found) == [
+        'a.cedar:1:75: x: data class "phy" is not in bundle.yaml; did you mean "phi"?',
+        'a.cedar:1:84: x: data class "pii" is not in bundle.yaml; did you mean "phi"?',
+    ]
+    assert isinstance(compile_access({"a.cedar": text.encode()}, {"acme"}, {"llm"}), Access), "it names none"
+    unset = f'@id("x") forbid({ANY}) when {{ context.data_class == "" }};'
+    assert isinstance(compile_access({"a.cedar": unset.encode()}, {"acme"}, {"llm"}, ("phi",)), Access)
+
+
+@pytest.mark.parametrize(
     ("text", "problems"),
     [
+        (f'@id("x") @shadow("y") permit({ANY});',
+         ["a.cedar:1:10: x: a permit can't be in shadow: nothing would come of it"]),
+        (f'@id("x") @shaddow("y") forbid({ANY});',
+         ['a.cedar:1:10: x: @shaddow means nothing here; did you mean "shadow"?']),
+        (f'@id("x") forbid({ANY}) when {{ context.source.isLoopback() }};',
+         [("a.cedar:1:61: x: unable to guarantee safety of access to optional attribute `source` in context for "
+           'Action::"infer"')]),
         (f"forbid({ANY});", ['a.cedar:1:1: a policy without @id("…"); refusals name it']),
         (f'// why\n\n  @id("")\nforbid({ANY});', ['a.cedar:3:3: a policy without @id("…"); refusals name it']),
         (f'@id("a b") forbid({ANY});',
@@ -155,7 +225,7 @@ def test_knows_whether_it_matters_who_exactly_asks(condition: str, *, by_name: b
         ("".join(f'@id("x{n}") forbid({ANY});' for n in range(MAX_POLICIES + 1)),
          [f"a.cedar:1:1: more than {MAX_POLICIES} policies in access/"]),
     ],
-    ids=range(17),
+    ids=range(20),
 )  # fmt: skip
 def test_a_bad_policy_is_told_at_its_place(text: str | bytes, problems: list[str]) -> None:
     assert told(text) == problems

@@ -58,6 +58,8 @@ def test_json_has_the_contract_s_shape() -> None:
             },
         ],
         "bundle": bundle.digest,
+        "shadow": None,
+        "allowed_regions": ["us-east-1"],
     }
     allowed = explained(Asked("acme", "chat", "eu-west-1")).json()
     assert (allowed["verdict"], allowed["reason"]) == ("allow", None)

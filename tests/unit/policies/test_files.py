@@ -74,6 +74,25 @@ def test_links_are_followed_inside_and_refused_outside(bundle: Path, tmp_path: P
     ]
 
 
+def test_links_in_a_circle_are_told(bundle: Path) -> None:
+    (bundle / "tenants" / "a.yaml").symlink_to("b.yaml")
+    (bundle / "tenants" / "b.yaml").symlink_to("a.yaml")
+    (bundle / "tests").symlink_to(".")
+    found = told(bundle)
+    assert found[:2] == [
+        "tenants/a.yaml:1:1: cannot be read: Too many levels of symbolic links",
+        "tenants/b.yaml:1:1: cannot be read: Too many levels of symbolic links",
+    ]
+    assert all(line.startswith("tests/") for line in found[2:])
+    assert found[2:], "a folder that is the bundle itself"
+
+
+def test_a_file_of_100_mb_is_refused_without_being_read(bundle: Path) -> None:
+    with (bundle / "tenants" / "huge.yaml").open("wb") as file:
+        file.truncate(100 * 2**20)
+    assert told(bundle) == [f"tenants/huge.yaml:1:1: larger than {MAX_FILE_BYTES} bytes"]
+
+
 def test_bounds_hold(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (bundle / "tenants" / "huge.yaml").write_bytes(b"#" * (MAX_FILE_BYTES + 1))
     os.mkfifo(bundle / "tenants" / "pipe.yaml")

@@ -32,4 +32,10 @@ PLAN = PlanDoc.model_validate(
     ],
 )
 def test_resolves(overrides: dict[str, object], limits: Limits) -> None:
-    assert resolve(PLAN, LimitsDoc.model_validate(overrides)) == limits
+    assert resolve(PLAN, [LimitsDoc.model_validate(overrides)]) == limits
+
+
+def test_of_several_overrides_each_limit_is_the_last_written() -> None:
+    first, last = ({"concurrency": 8, "tokens": "unlimited"}, {"concurrency": "unlimited"})
+    found = resolve(PLAN, [LimitsDoc.model_validate(first), LimitsDoc.model_validate(last)])
+    assert found == Limits(RequestRate(10.0, 20), None, None, 2**20, None)

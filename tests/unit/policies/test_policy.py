@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from policies import policy as policy_module
+from policies import memory as memory_module
 from policies.bundle import Bundle, compile_bundle
 from policies.policy import LoadedPolicy
 from policies.residency import Place
+from policies.units import parse_moment
 from sidecar.core.model import (
     Action,
     AuditLevel,
@@ -231,9 +234,162 @@ def test_all_that_matters_is_remembered_apart() -> None:
     ]
     for _ in range(2):
         for principal, model, method, data_class in questions:
-            anew, _ = policy.trace(principal, call(method, data_class), Head(model))
+            anew, _ = policy.trace(principal, call(method, data_class), Head(model), 0.0)
             assert ask(policy, principal, model, method, data_class) == anew
     assert len({reason(ask(policy, *question)) for question in questions}) == 4
+
+
+def dated(tenant: str, **changes: str) -> LoadedPolicy:
+    """The demo's bundle with entries of a tenant's document replaced, or added."""
+    files = dict(demo_bundle().files)
+    name = f"tenants/{tenant}.yaml"
+    entries = re.split(r"\n(?=\w)", files[name].decode())
+    kept = [changes.pop(entry.partition(":")[0], entry) for entry in entries]
+    files[name] = "\n".join([*kept, *changes.values(), ""]).encode()
+    bundle = compile_bundle(files)
+    assert isinstance(bundle, Bundle), [str(problem) for problem in bundle]
+    place = bundle.place("eu-west-1", "EU", "EU")
+    assert isinstance(place, Place)
+    return LoadedPolicy(bundle, place)
+
+
+DAYS = [parse_moment(f"2026-12-0{day}") for day in (1, 2, 3)]
+
+
+def test_dates_decide_as_time_goes_on_whatever_is_remembered() -> None:
+    policy = dated(
+        "birch",
+        status="status: active\nfrom: 2026-12-01\nuntil: 2026-12-03",
+        models="models: [chat, {model: vision, from: 2026-12-02}]",
+        limits="limits: [{from: 2026-12-02, concurrency: 9}]",
+    )
+
+    def at(model: str, moment: float) -> tuple[Reason | None, str, int | None]:
+        found = policy.authorise(who("birch"), call(), Head(model), moment)
+        limits = found.limits.concurrency if isinstance(found, Verdict) else None
+        return reason(found), found.rule.partition(":")[2], limits
+
+    for _ in range(2):  # also backwards in time
+        assert at("chat", DAYS[0] - 1) == (Reason.TENANT_SUSPENDED, "from", None)
+        assert at("chat", DAYS[0]) == (None, "models[0]", 4)
+        assert at("vision", DAYS[1] - 1) == (Reason.MODEL_NOT_FOUND, "models", None)
+        assert at("vision", DAYS[1]) == (None, "models[1]", 9)
+        assert at("chat", DAYS[2]) == (Reason.TENANT_SUSPENDED, "until", None)
+
+
+def test_a_grant_in_shadow_holds_and_says_what_is_to_come() -> None:
+    policy = dated("birch", models='models: [{model: chat, shadow: true}, "v*", {model: vision, shadow: true}]')
+    found = ask(policy, who("birch"), "chat")
+    assert isinstance(found, Verdict)
+    assert found.rule == "tenants/birch.yaml:models[0]"
+    assert found.would_refuse == Denial(Reason.MODEL_NOT_FOUND, rule="tenants/birch.yaml:models[0]")
+    other = ask(policy, who("birch"), "vision")
+    assert isinstance(other, Verdict)
+    assert (other.rule, other.would_refuse) == ("tenants/birch.yaml:models[1]", None), "another grant holds it"
+
+
+def test_a_forbid_in_shadow_refuses_nothing_and_is_told() -> None:
+    policy = with_policies(
+        '@id("trial") @shadow("until January") forbid(principal, action, resource == Model::"chat");'
+    )
+    found = ask(policy, who("acme"), "chat")
+    assert isinstance(found, Verdict)
+    assert found.would_refuse is not None
+    assert (found.would_refuse.reason, found.would_refuse.rule) == (Reason.POLICY_FORBIDS, "trial")
+    _, steps = policy.trace(who("acme"), call(), Head("chat"), 0.0)
+    assert [(step.outcome, step.rule) for step in steps if step.step == "access"] == [("shadow", "trial")]
+    assert isinstance(ask(policy, who("acme"), "vision"), Verdict)
+
+
+def test_a_key_is_narrowed_by_its_name() -> None:
+    policy = dated(
+        "acme", keys="keys: {ci: {models: [chat, rag], until: 2026-12-02, data_class: phi}, web: {from: 2026-12-02}}"
+    )
+    ci, web = who("acme", kind="api_key", name="ci"), who("acme", kind="api_key", name="web")
+
+    def at(principal: Principal, model: str, moment: float) -> tuple[Reason | None, str]:
+        found = policy.authorise(principal, call(), Head(model), moment)
+        return reason(found), found.rule
+
+    for _ in range(2):
+        assert at(ci, "chat", DAYS[0]) == (None, "tenants/acme.yaml:models[0]")
+        assert at(ci, "vision", DAYS[0]) == (Reason.MODEL_NOT_FOUND, "tenants/acme.yaml:models")
+        assert at(ci, "rag", DAYS[0]) == (Reason.POLICY_FORBIDS, "phi-not-in-rag"), "its class counts as said"
+        assert at(ci, "chat", DAYS[1]) == (Reason.POLICY_FORBIDS, "tenants/acme.yaml:keys.ci")
+        assert at(web, "chat", DAYS[0]) == (Reason.POLICY_FORBIDS, "tenants/acme.yaml:keys.web")
+        assert at(web, "vision", DAYS[1]) == (None, "tenants/acme.yaml:models[1]")
+        assert at(who("acme", name="ci"), "vision", DAYS[1])[0] is None, "a token's subject is no key's name"
+    found = policy.authorise(ci, call(), Head("chat"), DAYS[0])
+    assert isinstance(found, Verdict)
+    assert found.data_class == "phi"
+
+
+def test_several_classes_are_judged_each() -> None:
+    policy = demo_policy()
+    claimed = who("acme", data_classes=("phi",))
+    assert reason(ask(policy, claimed, "rag")) is Reason.POLICY_FORBIDS
+    assert reason(ask(policy, who("acme"), "rag", data_class="public, phi")) is Reason.POLICY_FORBIDS
+    assert reason(ask(policy, claimed, "chat", data_class="made-up")) is Reason.RESIDENCY_PROCESSING
+    found = ask(policy, claimed, "chat", data_class="public")
+    assert isinstance(found, Verdict)
+    assert found.data_class == "phi"
+
+
+def test_policies_see_the_address_and_the_hour() -> None:
+    policy = with_policies(
+        """
+        @id("office") forbid(principal, action, resource == Model::"chat")
+        unless { context has source && context.source.isInRange(ip("10.0.0.0/8")) };
+        @id("night") forbid(principal, action, resource == Model::"vision") when { context.hour < 6 };
+        """
+    )
+
+    def at(model: str, peer: str, moment: float) -> str:
+        found = policy.authorise(who("acme"), replace(call(), peer=peer), Head(model), moment)
+        return found.rule if isinstance(found, Denial) else "allow"
+
+    for _ in range(2):
+        inside, outside = ("10.1.2.3:99", "[::ffff:10.1.2.3]:9"), ("192.0.2.1:99", "", "unix:")
+        assert {at("chat", peer, 0.0) for peer in inside} == {"allow"}
+        assert {at("chat", peer, 0.0) for peer in outside} == {"office"}
+        assert [at("vision", "", hour * 3600.0) for hour in (0, 5.99, 6, 23.9, 24)] == [
+            "night", "night", "allow", "allow", "night",
+        ]  # fmt: skip
+
+
+def test_only_what_policies_mention_is_remembered_apart() -> None:
+    plain = demo_policy()
+    for principal in (who("acme"), who("acme", name="b", issuer="i", kind="api_key", roles=frozenset({"x"}))):
+        for method in (INFER, replace(INFER, path=INFER.path.replace("ModelInfer", "ModelStreamInfer"))):
+            for peer in ("10.0.0.1:1", "10.0.0.2:2"):
+                plain.authorise(principal, replace(call(method), peer=peer), Head("chat"), 0.0)
+    assert len(plain._memory.verdicts) == 1
+    by_method = with_policies('@id("x") forbid(principal, action, resource) when { context.method == "x" };')
+    for method in (INFER, METADATA):
+        ask(by_method, who("acme"), "chat", method)
+        ask(by_method, who("acme", name="other"), "chat", method)
+    assert len(by_method._memory.verdicts) == 2
+
+
+def test_where_the_pod_is_in_doubt_everything_is_refused() -> None:
+    bundle = demo_bundle()
+    policy = LoadedPolicy(bundle, Place("eu-west-1", "EU", "EU", "EU", doubt="the node says us-east-1"))
+    found = ask(policy, who("acme"), "chat")
+    assert isinstance(found, Denial)
+    assert (found.reason, found.rule, found.internal) == (
+        Reason.RESIDENCY_PROCESSING, "location", "the node says us-east-1",
+    )  # fmt: skip
+    assert isinstance(ask(policy, who("acme"), "", LIVE), Verdict)
+
+
+def test_a_refusal_names_only_regions_that_would_take_the_call() -> None:
+    eu = with_policies(
+        '@id("no-us") forbid(principal, action, resource == Model::"chat") when { context.region == "us-east-1" };'
+    )
+    found = ask(eu, who("cobalt"), "chat")
+    assert isinstance(found, Denial)
+    assert dict(found.metadata)["allowed_regions"] == ""
+    assert found.detail == "this is eu-west-1 (EU); allowed: nowhere"
 
 
 def test_models_the_bundle_does_not_name_are_generic() -> None:
@@ -254,18 +410,18 @@ def test_a_remembered_verdict_is_the_same_object() -> None:
 
 
 def test_what_callers_make_up_is_not_remembered_and_the_rest_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_module, "MAX_VERDICTS", 3)
+    monkeypatch.setattr(memory_module, "MAX_VERDICTS", 3)
     policy = demo_policy()
     ask(policy, who("acme"), "chat")
-    kept = dict(policy._verdicts)
+    kept = dict(policy._memory.verdicts)
     for n in range(20):
         ask(policy, who(f"t{n}"), "chat")
         ask(policy, who("acme"), f"m{n}")
         ask(policy, who("acme"), "chat", data_class=f"c{n}")
-    assert policy._verdicts == kept
+    assert policy._memory.verdicts == kept
     for model in ("chat", "rag", "vision", "counter"):
         assert isinstance(ask(policy, who("acme"), model), Verdict)
-        assert len(policy._verdicts) <= 3
+        assert len(policy._memory.verdicts) <= 3
 
 
 def test_serves_known_and_active_tenants_alone() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from policies.units import parse_duration, parse_rate, parse_size
+from policies.units import parse_duration, parse_moment, parse_rate, parse_size
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,9 @@ from policies.units import parse_duration, parse_rate, parse_size
         (parse_rate, "50/s", 50.0),
         (parse_rate, "600/m", 10.0),
         (parse_rate, "36 / h", 0.01),
+        (parse_moment, "1970-01-02", 86400.0),
+        (parse_moment, "2026-12-01T09:00Z", 1796115600.0),
+        (parse_moment, "2026-12-01T09:00:30+01:00", 1796112030.0),
     ],
 )
 def test_reads(parse: Callable[[object], float], text: object, value: float) -> None:
@@ -38,6 +41,11 @@ def test_reads(parse: Callable[[object], float], text: object, value: float) -> 
     [
         *((parse_size, text) for text in (True, 1.5, None, "", "-1", "8GB", "1e3", "9" * 400, "8 GiB x", "٣MiB")),
         *((parse_duration, text) for text in (5, None, "", "-1s", "5", "5 w", "1s\n2s", "9" * 400 + "s")),
+        *(
+            (parse_moment, text)
+            for text in (5, None, "", "2026-12", "2026-12-01T09:00", "2026-12-01 09:00Z", "tomorrow")
+        ),
+        *((parse_moment, text) for text in ("2026-02-30", "2026-12-01T25:00Z", "2026-12-01T09:00+99:00")),
         *((parse_rate, text) for text in (50, None, "", "50", "50/d", "/s", "-1/s", "50/s/s")),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from policies import yamlfile
 from policies.bundle import Bundle, compile_bundle
 from policies.explain import run_cases
+from policies.residency import Rules
 from sidecar.cli.drafting import NOT_LOADED, Model, Place, Server, contract_of, draft, front_models, remarks
 from sidecar.core.model import Contract, Limits, RequestRate
 
@@ -117,7 +118,7 @@ def test_the_tenant_is_limited_generously_and_resident_where_it_was_said() -> No
         tensor_bytes=2**30,
     )
     residency = tenant.residency
-    assert (residency.processing, residency.storage, residency.telemetry) == (("US",), ("US",), ("US",))
+    assert residency.own == Rules(("US",), ("US",), ("US",))
 
 
 def test_the_way_to_kv_numbers_is_told_per_contract() -> None:

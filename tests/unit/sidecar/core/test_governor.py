@@ -435,6 +435,18 @@ def journaled(stage: Stage) -> bytes:
     return found
 
 
+# --- shadow -------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_rule_in_shadow_would_refuse_goes_on_and_is_recorded_and_counted() -> None:
+    shadow, over = Denial(Reason.POLICY_FORBIDS, rule="trial"), Denial(Reason.CONCURRENCY)
+    stage = Stage(FakePorts(shadow=shadow, over=over))
+    recorded = stage.open()
+    assert recorded.admission.would_refuse is shadow
+    assert recorded.admission.verdict.audit.level is AuditLevel.FULL, "the call is allowed, so its record is whole"
+    assert ("would refuse", Reason.POLICY_FORBIDS) in stage.instruments.counted
+
+
 # --- observe ------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,177 @@
+"""What a bundle says of one tenant, compiled: whom it is, what it may call and when, under which limits and rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from policies import limits
+from policies.document import GrantDoc, KeyDoc, PlanDoc, ResidencyDoc, TenantDoc
+from policies.residency import Residency, Rules
+from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits
+
+__all__ = ["ALWAYS", "Grant", "KeyRule", "Period", "Tenant", "compile_tenant", "covering"]
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """From ``begins`` (included) until ``ends`` (not included), in seconds since the UNIX epoch."""
+
+    begins: float = -math.inf
+    ends: float = math.inf
+
+    def covers(self, at: float) -> bool:
+        return self.begins <= at < self.ends
+
+    def edges(self) -> Iterator[float]:
+        """The moments at which it begins and ends, where it does."""
+        yield from (edge for edge in (self.begins, self.ends) if math.isfinite(edge))
+
+
+ALWAYS = Period()
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A model, or the models of a glob (* and ?). ``shadow``: it holds, and records say that it is to end."""
+
+    model: str
+    period: Period = ALWAYS
+    shadow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRule:
+    """What the bundle narrows one API key to. ``grants`` None: all of the tenant's; ``data_class`` "": as sent."""
+
+    period: Period
+    grants: tuple[Grant, ...] | None
+    data_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """What a bundle says of one tenant; ``document`` is its file, for rules.
+
+    ``limits`` are those before any date; from each moment of ``later`` on, those beside it.
+    """
+
+    name: str
+    document: str
+    plan: str
+    active: bool
+    grants: tuple[Grant, ...]
+    limits: Limits
+    residency: Residency
+    audit: AuditRule
+    period: Period = ALWAYS
+    later: tuple[tuple[float, Limits], ...] = ()
+    keys: Mapping[str, KeyRule] | None = None  # by the key's name; None: none is narrowed
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The globs of the grants, at whatever time."""
+        return tuple(grant.model for grant in self.grants)
+
+    def limits_at(self, at: float) -> Limits:
+        """The same object for the same limits, so that quotas see no change where there is none."""
+        found = self.limits
+        for begins, those in self.later:
+            if at < begins:
+                break
+            found = those
+        return found
+
+    def edges(self) -> Iterator[float]:
+        """Every moment at which an answer about this tenant may change."""
+        yield from self.period.edges()
+        yield from (begins for begins, _ in self.later)
+        rules = (self.keys or {}).values()
+        for grant in (*self.grants, *(grant for rule in rules for grant in rule.grants or ())):
+            yield from grant.period.edges()
+        for rule in rules:
+            yield from rule.period.edges()
+
+
+def covering(grants: Iterable[Grant], model: str, at: float) -> int | None:
+    """The first grant in force that covers a model, by its index; one in shadow only where no other does."""
+    shadow: int | None = None
+    for index, grant in enumerate(grants):
+        if (grant.model == model or fnmatchcase(model, grant.model)) and grant.period.covers(at):
+            if not grant.shadow:
+                return index
+            shadow = index if shadow is None else shadow
+    return shadow
+
+
+# --- compiling ----------------------------------------------------------------------------------------------------
+
+
+def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
+    """``name`` is the document's; without a ``plan`` nothing is limited (its bundle is refused for that anyway)."""
+    audit = doc.audit
+    first, later = _timeline(doc, plan)
+    return Tenant(
+        name=doc.tenant,
+        document=name,
+        plan=doc.plan,
+        active=doc.status == "active",
+        grants=_grants(doc.models),
+        limits=first,
+        residency=_residency(doc.residency),
+        audit=AuditRule(
+            level=AuditLevel(audit.level),
+            durability=None if audit.durability is None else Durability(audit.durability),
+            retention_days=audit.retention,
+            redact=audit.redact,
+            searchable=audit.searchable,
+        ),
+        period=_period(doc.begins, doc.ends),
+        later=later,
+        keys={key: _key(rule) for key, rule in doc.keys.items()} or None,
+    )
+
+
+def _period(begins: float | None, ends: float | None) -> Period:
+    if begins is None and ends is None:
+        return ALWAYS
+    return Period(-math.inf if begins is None else begins, math.inf if ends is None else ends)
+
+
+def _grants(docs: Sequence[GrantDoc]) -> tuple[Grant, ...]:
+    return tuple(Grant(doc.model, _period(doc.begins, doc.ends), doc.shadow) for doc in docs)
+
+
+def _key(doc: KeyDoc) -> KeyRule:
+    grants = None if doc.models is None else _grants(doc.models)
+    return KeyRule(_period(doc.begins, doc.ends), grants, doc.data_class or "")
+
+
+def _timeline(doc: TenantDoc, plan: PlanDoc | None) -> tuple[Limits, tuple[tuple[float, Limits], ...]]:
+    """The limits before any date, and from which moment on others are. Of several in force the last wins."""
+    if plan is None:
+        return Limits(), ()
+    periods = [_period(written.begins, written.ends) for written in doc.limits]
+    starts = [-math.inf, *sorted({edge for period in periods for edge in period.edges()})]
+    resolved: list[tuple[float, Limits]] = []
+    for start in starts:
+        in_force = [written for written, period in zip(doc.limits, periods, strict=True) if period.covers(start)]
+        found = limits.resolve(plan, in_force)
+        if not resolved or found != resolved[-1][1]:
+            resolved.append((start, found))
+    return resolved[0][1], tuple(resolved[1:])
+
+
+def _residency(doc: ResidencyDoc) -> Residency:
+    own = Rules(doc.processing, doc.storage, doc.telemetry)
+    classes = {}
+    for name, narrowed in doc.classes.items():
+        telemetry = narrowed.telemetry if "telemetry" in narrowed.model_fields_set else own.telemetry
+        classes[name] = Rules(
+            own.processing if narrowed.processing is None else narrowed.processing,
+            own.storage if narrowed.storage is None else narrowed.storage,
+            telemetry,
+        )
+    return Residency(own, classes)
