@@ -79,6 +79,10 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     prompt: Content = Content()
     would_refuse: str = ""  # the reason that mode observe or a shadow rule did not enforce
     may_trace: bool = False  # whether its span may be exported: residency allowed it, or nobody is named
+    alias: str = ""  # what the caller called the model, where its plan gives it another for that name
+    routed_version: str = ""  # that the sidecar picked; "": it picked none
+    route: str = ""  # who picked the version of a model that has a canary: client | canary | stable
+    route_why: str = ""
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):
@@ -128,6 +132,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     first_response_ns: int | None  # after started_ns
     duration_ns: int
     model_version: str = ""  # that answered
+    model_digest: str = ""  # of that version's directory; "": not known
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag="event"):

@@ -29,8 +29,10 @@ from sidecar.core.model import (
     ParameterValue,
     Principal,
     Usage,
+    Verdict,
 )
 from sidecar.core.reasons import REASONS, Code, Reason
+from sidecar.core.routing import NO_ROUTE
 
 __all__ = ["JournalRecorder"]
 
@@ -64,8 +66,11 @@ class JournalRecorder:
         durability: Durability,
         new_id: Callable[[], str],
         now: Callable[[], Instant],
+        model_digest: Callable[[str, str], str] = lambda _model, _version: "",
     ) -> None:
+        """``model_digest``: of a model's version's directory ("": not known), had without I/O."""
         self._journal = journal
+        self._digest = model_digest
         self._append = journal.append
         self._bound = content_bytes
         self._durability = durability
@@ -81,7 +86,7 @@ class JournalRecorder:
             admission.facts,
             rule,
             at,
-            model=admission.facts.model or admission.verdict.profile.name,
+            model=_answering(admission.verdict) or admission.facts.model or admission.verdict.profile.name,
             version=admission.facts.version,
             data_class=admission.verdict.data_class or admission.call.data_class,
             rule=admission.verdict.rule,
@@ -89,6 +94,7 @@ class JournalRecorder:
             prompt=_prompt(admission.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
             would_refuse=admission.would_refuse.reason if admission.would_refuse is not None else "",
             may_trace=admission.verdict.may_trace,
+            verdict=admission.verdict,
         )
         return self._write(record.Admitted(facts), opens=facts.call_id)
 
@@ -101,7 +107,7 @@ class JournalRecorder:
             refused.facts,
             rule,
             at,
-            model=refused.facts.model or refused.head.model,
+            model=_answering(verdict) or refused.facts.model or refused.head.model,
             version=refused.facts.version or refused.head.version,
             data_class=(verdict.data_class if verdict is not None else "") or refused.call.data_class,
             rule=denial.rule,
@@ -110,6 +116,7 @@ class JournalRecorder:
             would_refuse="",
             # Without a principal there is no tenant whose telemetry it would be, and its message was not read.
             may_trace=refused.principal is None if verdict is None else verdict.may_trace,
+            verdict=verdict,
         )
         code = int(REASONS[denial.reason].code)
         return self._write(record.Refused(facts, denial.reason.value, code, denial.detail, denial.internal))
@@ -143,8 +150,14 @@ class JournalRecorder:
             first_response_ns=usage.first_response_ns,
             duration_ns=usage.duration_ns,
             model_version=usage.model_version,
+            model_digest=self._answered_by(recorded, usage.model_version),
         )
         return self._write(entry, closes=call_id, reserve=True)
+
+    def _answered_by(self, recorded: Recorded, version: str) -> str:
+        """Computed, else as models.yaml states it; "" where no version answered, or nothing is known of it."""
+        profile = recorded.admission.verdict.profile
+        return version and (self._digest(profile.name, version) or profile.digests.get(version, ""))
 
     # --- beside the port ------------------------------------------------------------------------------------------
 
@@ -224,6 +237,11 @@ def _may_keep(refused: Refused) -> bool:
     return known and not reason.startswith("RESIDENCY_")
 
 
+def _answering(verdict: Verdict | None) -> str:
+    """The model behind an alias; "" where the client's own name is the model's."""
+    return verdict.profile.name if verdict is not None and verdict.alias else ""
+
+
 def _unavailable(fault: JournalFault) -> Denial:
     retry = None if fault.kind is FaultKind.TOO_LARGE else _RETRY_S
     return Denial(Reason.AUDIT_UNAVAILABLE, retry_after=retry, rule="journal", internal=f"{fault.kind}: {fault.detail}")
@@ -271,8 +289,10 @@ def _facts(
     prompt: Content,
     would_refuse: str,
     may_trace: bool,
+    verdict: Verdict | None,
 ) -> CallFacts:
     trace = call.trace
+    alias, picked = ("", NO_ROUTE) if verdict is None else (verdict.alias, verdict.route)
     return CallFacts(
         call.id,
         call.arrived.wall_ns,
@@ -306,6 +326,10 @@ def _facts(
         prompt,
         would_refuse,
         may_trace,
+        alias,
+        picked.version,
+        picked.kind.value if picked.kind is not None else "",
+        picked.why,
     )
 
 

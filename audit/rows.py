@@ -21,9 +21,11 @@ CALL_COLUMNS: Final = (
     "method", "model", "requested_version", "request_id", "data_class", "rule", "bundle", "level", "retention_days",
     "peer", "trace_id", "span_id", "parent_id", "sampled", "parameters", "tensors", "request_bytes",
     "requested_tokens", "prompt_sealed", "prompt_bytes", "prompt_sha256", "prompt_truncated", "would_refuse",
+    "alias", "routed_version", "route", "route_why",
     "settled_at", "outcome", "status", "reason", "detail", "internal",
     "output_sealed", "output_bytes", "output_sha256", "output_truncated", "input_tokens", "output_tokens",
     "input_exact", "output_exact", "responses", "response_bytes", "ttft_ns", "duration_ns", "model_version",
+    "model_digest",
     "sanitised", "evidence",
 )  # fmt: skip
 
@@ -70,6 +72,10 @@ def call_row(record: CallRecord, sealer: ContentSealer) -> CallRow:
         prompt.sha256 or None,
         _cut(prompt),
         clean.text(record.facts.would_refuse),
+        clean.index(record.facts.alias),
+        clean.text(record.facts.routed_version),
+        clean.text(record.facts.route),
+        clean.text(record.facts.route_why),
         *_end_part(record, clean, output_sealed),
     )
     altered = clean.changed
@@ -120,7 +126,7 @@ def _call_part(record: CallRecord, clean: Cleaner, started: datetime, call_id: s
 
 
 def _end_part(record: CallRecord, clean: Cleaner, output_sealed: bytes | None) -> tuple[Any, ...]:
-    """From ``settled_at`` to ``model_version``."""
+    """From ``settled_at`` to ``model_digest``."""
     end, facts = record.end, record.facts
     if not isinstance(end, Settled):
         spent = max(0, facts.decided_ns - facts.started_ns)
@@ -147,6 +153,7 @@ def _end_part(record: CallRecord, clean: Cleaner, output_sealed: bytes | None) -
             None,
             spent,
             "",
+            None,
         )
     return (
         moment(end.at_ns),
@@ -168,6 +175,7 @@ def _end_part(record: CallRecord, clean: Cleaner, output_sealed: bytes | None) -
         None if end.first_response_ns is None else clean.number(end.first_response_ns),
         clean.number(end.duration_ns),
         clean.text(end.model_version),
+        clean.text(end.model_digest) or None,
     )
 
 

@@ -144,6 +144,10 @@ class Found:
             "sidecar": c["sidecar"],
             "position": c["position"],
             "principal_kind": c["principal_kind"] or None,  # how it was authenticated
+            "alias": c["alias"] or None,  # what the caller called the model
+            "routed_version": c["routed_version"] or None,  # that the sidecar picked, and why
+            "route": c["route"] or None,
+            "route_why": c["route_why"] or None,
             "would_refuse": c["would_refuse"] or None,  # what mode observe did not enforce
             "content": self.content,
             **{name: c[name] for name in ("prompt_bytes", "output_bytes", "prompt_truncated", "output_truncated")},

@@ -51,7 +51,8 @@ audit_calls: Final = sa.Table(
     sa.Column("settled_at", _when),
     *map(_text, ("tenant", "principal", "principal_kind", "issuer", "key_id", "subject", "conversation", "method")),
     *map(_text, ("model", "requested_version", "model_version")),
-    sa.Column("model_digest", sa.Text),  # null: not known
+    sa.Column("model_digest", sa.Text),  # of the version's directory; null: not known
+    *map(_text, ("alias", "routed_version", "route", "route_why")),  # audit.record.CallFacts
     *map(_text, ("request_id", "data_class", "rule", "bundle", "level")),
     sa.Column("retention_days", sa.Integer),
     *map(_text, ("peer", "outcome")),

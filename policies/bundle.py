@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
-from policies import limits
 from policies.access import Access, compile_access
 from policies.document import (
     BundleDoc,
@@ -19,7 +18,6 @@ from policies.document import (
     ChangeDoc,
     ClassDoc,
     KvDoc,
-    ModelDoc,
     ModelsDoc,
     PlansDoc,
     ResidencyDoc,
@@ -29,8 +27,9 @@ from policies.engines import read_engine
 from policies.files import REQUIRED, digest, pack, read_files
 from policies.residency import Place, within
 from policies.tenant import Tenant, compile_tenant
+from policies.versions import PrefixCache, alias_problems, canary, prefix_cache, version_problems
 from policies.yamlfile import Document, KeyPath, Problem, parse, suggest, validate
-from sidecar.core.model import KvProfile, Limits, ModelProfile, PoolSize
+from sidecar.core.model import Contract, KvProfile, Limits, ModelProfile
 
 __all__ = ["Bundle", "Case", "Tenant", "compile_bundle", "load"]
 
@@ -61,6 +60,7 @@ class Bundle:
     cases: tuple[Case, ...]
     classes: tuple[str, ...] | None = None  # data classes that bundle.yaml names; None: each tenant names its own
     change: ChangeDoc | None = None
+    prefix_caches: Mapping[str, PrefixCache] = field(default_factory=dict)  # by model, of those that have one
     edges: tuple[float, ...] = ()  # moments at which some answer may change, in order (seconds since the epoch)
 
     def content(self) -> bytes:
@@ -111,6 +111,7 @@ class _Compiler:
         self._previous = previous if same else None
         self._classes: tuple[str, ...] | None = None
         self._change: ChangeDoc | None = None
+        self._caches: dict[str, PrefixCache] = {}
 
     def compile(self) -> Bundle | list[Problem]:
         for name in REQUIRED:
@@ -118,7 +119,7 @@ class _Compiler:
                 self._problems.append(Problem(name, 1, 1, "", "no such file"))
         regions = self._regions()
         models = self._models()
-        plans = self._plans()
+        plans = self._plans(models)
         tenants = self._tenants(plans, models, regions)
         access = self._access(models)
         cases = self._cases(regions)
@@ -135,6 +136,7 @@ class _Compiler:
             cases=cases,
             classes=self._classes,
             change=self._change,
+            prefix_caches=self._caches,
             edges=tuple(sorted(edges)),
         )
 
@@ -171,6 +173,11 @@ class _Compiler:
         if read is None:
             return None
         document, found = read
+        models = found.root
+        canaries = {name: model.canary for name, model in models.items() if model.canary is not None}
+        caches = {name: model.prefix_cache for name, model in models.items() if model.contract is not Contract.GENERIC}
+        self._caches = {name: prefix_cache(doc) for name, doc in caches.items()}
+        self._problems += version_problems(document, canaries, caches, self._tenant_names())
         return {
             name: ModelProfile(
                 name,
@@ -180,19 +187,11 @@ class _Compiler:
                 model.max_tokens,
                 model.groups,
                 model.classification,
-                self._pool(document, name, model),
+                canary(model.canary),
+                model.digests,
             )
-            for name, model in found.root.items()
+            for name, model in models.items()
         }
-
-    def _pool(self, document: Document, name: str, model: ModelDoc) -> PoolSize:
-        size, kv = model.pool.kv_memory, model.kv
-        if isinstance(size, int) and kv is not None and kv.bytes_per_token and kv.tokens_per_block:
-            block = kv.bytes_per_token * kv.tokens_per_block
-            if size < block:
-                message = f"is less than one block of the model's KV cache ({block} bytes)"
-                self._problems.append(document.problem((name, "pool", "kv_memory"), message))
-        return PoolSize(size if isinstance(size, int) else None, model.pool.concurrency)
 
     def _kv(self, document: Document, model: str, kv: KvDoc) -> KvProfile | None:
         if kv.engine_config is None:
@@ -211,9 +210,17 @@ class _Compiler:
             return None
         return profile
 
-    def _plans(self) -> PlansDoc | None:
+    def _plans(self, models: Mapping[str, ModelProfile] | None) -> PlansDoc | None:
         read = self._document("plans.yaml", PlansDoc)
-        return None if read is None else read[1]
+        if read is None:
+            return None
+        document, found = read
+        self._problems += alias_problems(document, {name: plan.aliases for name, plan in found.root.items()}, models)
+        return found
+
+    def _tenant_names(self) -> set[str]:
+        """By their files' names, so that one broken document doesn't make a second problem elsewhere."""
+        return {Path(name).stem for name in self._in("tenants")}
 
     def _tenants(
         self, plans: PlansDoc | None, models: Mapping[str, ModelProfile] | None, regions: Mapping[str, str] | None
@@ -243,9 +250,8 @@ class _Compiler:
                 self._problems.append(document.problem(("plan",), message))
             tenant = tenants[doc.tenant] = compile_tenant(name, doc, plan)
             for resolved in (tenant.limits, *(those for _, those in tenant.later)):
-                self._limits(document, doc, resolved, models or {})
+                self._memory(document, doc, resolved, models or {})
             self._declared(document, doc)
-        self._guarantees(tenants, models or {})
         return tenants
 
     def _known(self, name: str) -> Tenant | None:
@@ -323,29 +329,19 @@ class _Compiler:
                 message = f"no such {what} in bundle.yaml{suggest(entry, known)}"
                 self._problems.append(document.problem((*path, index), message))
 
-    def _limits(self, document: Document, doc: TenantDoc, resolved: Limits, models: Mapping[str, ModelProfile]) -> None:
-        for message in limits.contradictions(resolved):
-            self._problems.append(document.problem(("limits",), message))
+    def _memory(self, document: Document, doc: TenantDoc, resolved: Limits, models: Mapping[str, ModelProfile]) -> None:
+        """A KV quota too small for one block of a listed model would refuse that model's every call."""
+        if resolved.kv_bytes is None:
+            return
         for index, grant in enumerate(doc.models):
-            for message in limits.too_small(resolved, models.values(), grant.model):
-                self._problems.append(document.problem(("models", index), message))
-
-    def _guarantees(self, tenants: Mapping[str, Tenant], models: Mapping[str, ModelProfile]) -> None:
-        """More than the whole of a pool can't be guaranteed, at whatever time."""
-        moments = sorted({begins for tenant in tenants.values() for begins, _ in tenant.later})
-        active = [tenant for tenant in tenants.values() if tenant.active]
-        for model in models.values():
-            users = [each for each in active if any(fnmatchcase(model.name, pattern) for pattern in each.models)]
-            for moment in (float("-inf"), *moments):
-                shares = [each.limits_at(moment).share.guaranteed for each in users]
-                message = limits.overcommitted(model, [share for share in shares if share])
-                if message is not None:
-                    self._problems.append(Problem("models.yaml", 1, 1, f"{model.name}.pool", message))
-                    break
+            for model in models.values():
+                block = model.kv.bytes_per_token * model.kv.tokens_per_block if model.kv else 0
+                if block > resolved.kv_bytes and fnmatchcase(model.name, grant.model):
+                    message = f"kv_memory ({resolved.kv_bytes} bytes) is less than one block of {model.name} ({block})"
+                    self._problems.append(document.problem(("models", index), message))
 
     def _access(self, models: Mapping[str, ModelProfile] | None) -> Access | list[Problem]:
-        # Names are checked against the files' names, so that one broken tenant doesn't make a second problem here.
-        tenants = {Path(name).stem for name in self._in("tenants")}
+        tenants = self._tenant_names()
         groups = None if models is None else {group for model in models.values() for group in model.groups}
         sources = {name: self._files[name] for name in self._in("access")}
         access = compile_access(sources, tenants, groups, self._classes)

@@ -12,7 +12,6 @@ from policies import residency
 from policies.access import Answer, Question
 from policies.bundle import Bundle
 from policies.document import DATA_CLASS_LENGTH, MODEL_NAME_LENGTH
-from policies.limits import narrower
 from policies.memory import Key, Memory, address, further
 from policies.moments import Interval, interval, time_of_day
 from policies.residency import Place
@@ -26,7 +25,7 @@ PRINCIPAL_NAME_LENGTH: Final = 256
 MAX_SHAPES: Final = 256  # methods whose shape is kept; the method table has some forty
 MAX_ELSEWHERE: Final = 64  # regions looked at to tell where a refused call may go
 
-_Name = Literal["tenant", "status", "model", "access", "residency"]
+_Name = Literal["tenant", "alias", "status", "model", "access", "residency"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +56,12 @@ class _Asked:
     action: Action  # a model's health is its metadata
     method: str
     by_model: bool
-    model: str
+    model: str  # that answers
     classes: tuple[str, ...]
     source: str
     at: float
     place: Place
+    alias: str = ""  # what the caller calls it, where its plan gives it another model for that name
 
 
 class LoadedPolicy:
@@ -111,9 +111,10 @@ class LoadedPolicy:
         if tenant is None or not tenant.active:
             return False
         action = Action.METADATA if "tenant" in principal.roles else Action.MANAGE
+        target, alias = _target(tenant, action, model)
         asked = _Asked(
-            principal, tenant, _key_rule(tenant, principal), action, "ModelMetadata", by_model=True, model=model,
-            classes=(), source="", at=self._memory.at, place=self._place,
+            principal, tenant, _key_rule(tenant, principal), action, "ModelMetadata", by_model=True, model=target,
+            classes=(), source="", at=self._memory.at, place=self._place, alias=alias,
         )  # fmt: skip
         return not isinstance(self._model(asked), Denial)
 
@@ -173,6 +174,9 @@ class LoadedPolicy:
             return _denied(steps, "tenant", Denial(Reason.TENANT_UNKNOWN, rule="tenants"))
         steps.append(Step("tenant", "pass", f"{tenant.document}:tenant"))
         asked = self._asked(principal, tenant, call, head, at)
+        if asked.alias:
+            rule = f"plans.yaml:{tenant.plan}.aliases.{asked.alias}"
+            steps.append(Step("alias", "pass", rule, f"answered by {asked.model}"))
         rule, shadow = "", None
         for name, check in self._checks():
             found = check(asked)
@@ -185,35 +189,37 @@ class LoadedPolicy:
             # The model's rule decides where there is one; else the tenant's being active is all there was to decide.
             rule = found.rule if name in ("status", "model") and found.rule else rule
         healthy = asked.action is not Action.HEALTH or self._resident(asked) is None
-        limits = tenant.limits_at(at)
         return Verdict(
             rule=rule,
             bundle=self._bundle.digest,
             profile=self.profile(asked.model),
-            limits=limits,
-            model_limits=narrower(limits, asked.model),
+            limits=tenant.limits_at(at),
             audit=tenant.audit,
             data_class=residency.label(tenant.residency, asked.classes, self._bundle.regions),
             may_trace=healthy and residency.traced(tenant.residency, asked.classes, self._place),
             would_refuse=shadow,
+            alias=asked.alias,
         )
 
     def _asked(self, principal: Principal, tenant: Tenant, call: Call, head: Head, at: float) -> _Asked:
         method = call.method
         key = _key_rule(tenant, principal)
         of_key = (key.data_class,) if key is not None and key.data_class else ()
+        action = Action.METADATA if method.action is Action.HEALTH and method.by_model else method.action
+        model, alias = _target(tenant, action, head.model if method.by_model else "")
         return _Asked(
             principal=principal,
             tenant=tenant,
             key=key,
-            action=Action.METADATA if method.action is Action.HEALTH and method.by_model else method.action,
+            action=action,
             method=method.name,
             by_model=method.by_model,
-            model=head.model if method.by_model else "",
+            model=model,
             classes=tuple(dict.fromkeys((*_classes(call.data_class), *principal.data_classes, *of_key))),
             source=address(call.peer) if "source" in self._mentions else "",
             at=at,
             place=self._place,
+            alias=alias,
         )
 
     def _checks(self) -> tuple[tuple[_Name, Callable[[_Asked], Step | _Shadow | Denial]], ...]:
@@ -244,11 +250,13 @@ class LoadedPolicy:
             return Step("model", "skip", detail="the method names no model")
         if len(asked.model) > MODEL_NAME_LENGTH:
             return self._not_found(asked, "no model has such a name")
+        # A key may be narrowed by either name: what its holder calls the model, or what answers.
+        names = (asked.model, asked.alias) if asked.alias else (asked.model,)
         narrowed = asked.principal.models
-        if narrowed is not None and not _any_match(narrowed, asked.model):
+        if narrowed is not None and not any(_any_match(narrowed, name) for name in names):
             return self._not_found(asked, "not among the API key's models")
-        rule = asked.key
-        if rule is not None and rule.grants is not None and covering(rule.grants, asked.model, asked.at) is None:
+        rule, at = asked.key, asked.at
+        if rule and rule.grants is not None and all(covering(rule.grants, name, at) is None for name in names):
             return self._not_found(asked, f"not among keys.{asked.principal.name}.models")
         if asked.action is Action.MANAGE:
             return Step("model", "skip", detail="operators' methods are not narrowed by the tenant's list")
@@ -371,6 +379,15 @@ def _forbidden(answer: Answer) -> Denial:
 def _listed(rules: tuple[str, ...]) -> str:
     more = f" and {len(rules) - 8} more" if len(rules) > 8 else ""
     return ", ".join(rules[:8]) + more
+
+
+def _target(tenant: Tenant, action: Action, model: str) -> tuple[str, str]:
+    """The model that answers for what ``tenant`` calls ``model``, and that name where it is an alias.
+
+    Operators act on the server's own names.
+    """
+    found = model if action is Action.MANAGE else tenant.aliases.get(model, model)
+    return found, model if found != model else ""
 
 
 def _denied(steps: list[Step], name: _Name, denial: Denial) -> Denial:

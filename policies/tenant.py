@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from policies import limits
@@ -69,6 +69,7 @@ class Tenant:
     period: Period = ALWAYS
     later: tuple[tuple[float, Limits], ...] = ()
     keys: Mapping[str, KeyRule] | None = None  # by the key's name; None: none is narrowed
+    aliases: Mapping[str, str] = field(default_factory=dict)  # its plan's: the name asked for → the model that answers
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -131,6 +132,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
         period=_period(doc.begins, doc.ends),
         later=later,
         keys={key: _key(rule) for key, rule in doc.keys.items()} or None,
+        aliases={} if plan is None else plan.aliases,
     )
 
 

@@ -10,7 +10,6 @@ from sidecar.core.model import (
     Action,
     Admission,
     Call,
-    Contract,
     Demand,
     Denial,
     Forward,
@@ -27,6 +26,7 @@ from sidecar.core.model import (
 )
 from sidecar.core.ports import Sees
 from sidecar.triton import isolation, kv, wire
+from sidecar.triton.aim import aimed, renamed
 from sidecar.triton.contracts import ask, estimate_tokens
 from sidecar.triton.methods import KSERVE
 from sidecar.triton.protos import service
@@ -127,9 +127,10 @@ class TritonReader:
         at: Instant,  # noqa: ARG002
         sees: Sees,  # noqa: ARG002
     ) -> Forward | Denial:
-        """The untouched message, or why it may not pass."""
+        """The untouched message with what is changed behind it, or why it may not pass."""
         if call.method.action is Action.INFER:
-            return isolation.infer(call, principal, facts, verdict)
+            found = isolation.infer(call, principal, facts, verdict)
+            return aimed(found, verdict) if isinstance(found, Forward) else found
         heading = _HEADINGS.get(call.method.path)
         changing: tuple[str, ...] = ()
         if heading is not None and heading.changing:
@@ -138,26 +139,22 @@ class TritonReader:
             except MalformedRequest as fault:  # only in mode observe: ``head`` has refused it
                 return Denial(fault.reason, fault.detail, rule="message")
             changing = tuple(found.field.name for found in fields if found.field.number in heading.changing)
-        return isolation.manage(call, changing)
+        managed = isolation.manage(call, changing)
+        return aimed(managed, verdict) if isinstance(managed, Forward) else managed
 
     def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
         """Worst case: every sequence generates all it asked for, in whole blocks of cache."""
         tokens = facts.prompt_tokens + facts.requested_tokens * facts.sequences
-        return Demand(
-            tokens,
-            _kv_bytes(facts, profile),
-            facts.tensor_bytes,
-            facts.prompt_tokens,
-            timed=profile.contract is Contract.GENERIC,
-            kv_block=profile.kv,
-        )
+        return Demand(tokens, _kv_bytes(facts, profile), facts.tensor_bytes)
 
     def response(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:  # noqa: ARG002
         """What one response says; of other methods than inference, its length."""
-        method = admission.call.method
+        method, verdict = admission.call.method, admission.verdict
         if method.action is not Action.INFER:
-            return ResponseFacts(nbytes=len(message), final=True, message=message)
-        return read_response(method, message, admission.verdict.profile)
+            facts = ResponseFacts(nbytes=len(message), final=True, message=message)
+        else:
+            facts = read_response(method, message, verdict.profile)
+        return renamed(facts, method, verdict.alias) if verdict.alias else facts
 
 
 def _kv_bytes(facts: InferenceFacts, profile: ModelProfile) -> int:

@@ -25,7 +25,7 @@ from sidecar.core.model import (
     Method,
     ModelProfile,
     Outcome,
-    PoolSize,
+    ParameterValue,
     Principal,
     Reservation,
     ResponseFacts,
@@ -33,6 +33,7 @@ from sidecar.core.model import (
     Usage,
     Verdict,
 )
+from sidecar.core.routing import Canary
 
 AT = Instant(1_700_000_000_000_000_000, 1_000_000_000)
 TENANT = frozenset({"tenant"})
@@ -86,10 +87,13 @@ class FakePorts:
     held: Mapping[int, Reservation] = field(default_factory=dict)  # by identity: reserved and not settled
     shadow: Denial | None = None  # what a policy in shadow would answer
     over: Denial | None = None  # what an observed reservation would have met
-    spent: Denial | None = None  # what a growing call is told
     entries: list[tuple[str, object]] = field(default_factory=list)  # the journal
     digest: str = "sha256:fake"
     unserved: frozenset[str] = frozenset()  # tenants that may do nothing
+    aliases: Mapping[str, str] = field(default_factory=dict)  # the name asked for → the model that answers
+    canary: Canary | None = None  # of every model
+    version: str = "1"  # that every request names
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)  # of every request
     visible: frozenset[str] = frozenset({"chat"})  # models that whoever asks may know of
     answer: bytes | None = None  # the sidecar's own, where it has one
     seen: list[seams.Sees] = field(default_factory=list)  # what the reader was told of what may be known
@@ -116,23 +120,27 @@ class FakePorts:
 
     def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
         denial = self._step("authorise")
-        verdict = Verdict(
-            "allow", self.digest, self.profile(head.model), Limits(), self.audit, would_refuse=self.shadow
-        )
-        return denial or verdict
+        target = self.aliases.get(head.model, head.model)
+        return denial or Verdict(
+            "allow", self.digest, self.profile(target), Limits(), self.audit, would_refuse=self.shadow,
+            alias=head.model if target != head.model else "",
+        )  # fmt: skip
 
     def profile(self, model: str) -> ModelProfile:
-        return ModelProfile(model, Contract.VLLM)
+        return ModelProfile(model, Contract.VLLM, canary=self.canary)
 
     # --- Reader
 
     def head(self, method: Method, message: bytes) -> Head:
         self._step("head")
-        return Head("chat", "1")
+        return Head("chat", self.version)
 
     def facts(self, method: Method, message: bytes, profile: ModelProfile) -> InferenceFacts:
         self._step("facts")
-        return InferenceFacts(request_id="r-1", model="chat", version="1", prompts=(b"prompt",), prompt_tokens=3)
+        return InferenceFacts(
+            request_id="r-1", model="chat", version=self.version, prompts=(b"prompt",), prompt_tokens=3,
+            parameters=self.parameters,
+        )  # fmt: skip
 
     def isolate(
         self, call: Call, principal: Principal, facts: InferenceFacts, verdict: Verdict, at: Instant, sees: seams.Sees
@@ -151,9 +159,8 @@ class FakePorts:
     # --- Quotas
 
     def reserve(
-        self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool, key: str = "",
-        model_limits: Limits | None = None, pool: PoolSize | None = None,
-    ) -> Reservation | Denial:  # fmt: skip
+        self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool
+    ) -> Reservation | Denial:
         denial = self._step("reserve")
         if denial is not None and enforce:
             return denial
@@ -161,24 +168,10 @@ class FakePorts:
         self.held = {**self.held, id(reservation): reservation}
         return reservation
 
-    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool) -> Denial | None:
-        return self.spent
-
-    def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
-        if running:
-            self._step("settle, running")
-            return 0
+    def settle(self, reservation: Reservation, usage: Usage, at: Instant) -> None:
         self._step("give back")
-        self._drop(reservation)
-        return 0
-
-    def release(self, reservation: Reservation, at: Instant) -> None:
-        self._step("give back")
-        self._drop(reservation)
-
-    def _drop(self, reservation: Reservation) -> None:
         held = dict(self.held)
-        del held[id(reservation)]  # KeyError: given back twice, or never reserved
+        del held[id(reservation)]  # KeyError: settled twice, or never reserved
         self.held = held
 
 

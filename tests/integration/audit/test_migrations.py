@@ -33,10 +33,10 @@ def test_autogenerate_sees_a_missing_column(dsn: str) -> None:
 
 def test_status_before_and_after(postgres: Server) -> None:
     engine = store.connect(postgres.create_database(), application="test")
-    assert migrate.status(engine, today=TODAY) == migrate.Status(None, "0002", None, 0)
+    assert migrate.status(engine, today=TODAY) == migrate.Status(None, "0003", None, 0)
     before, after = migrate.upgrade(engine, jurisdiction="CH", today=TODAY)
     assert before.revision is None
-    assert after == migrate.Status("0002", "0002", "CH", store.AHEAD_DAYS)
+    assert after == migrate.Status("0003", "0003", "CH", store.AHEAD_DAYS)
     assert migrate.upgrade(engine, jurisdiction="CH", today=TODAY) == (after, after)
     engine.dispose()
 

@@ -371,7 +371,7 @@ def test_db_upgrade_and_status(config: Path, tmp_path: Path, filled: str) -> Non
     done = run(db_app, "status", "--config", str(config), "--json")
     assert done.exit_code == 0
     assert json.loads(done.stdout)["current"] is True
-    assert json.loads(run(db_app, "upgrade", "--config", str(config), "--json").stdout)["from"] == "0002"
+    assert json.loads(run(db_app, "upgrade", "--config", str(config), "--json").stdout)["from"] == "0003"
     elsewhere = str(write_config(tmp_path, filled, "US"))
     assert run(db_app, "upgrade", "--config", elsewhere).exit_code == 1
     assert run(db_app, "status", "--config", elsewhere).exit_code == 1

@@ -47,6 +47,7 @@ from sidecar.core.model import (
 )
 from sidecar.core.ports import Recorder
 from sidecar.core.reasons import REASONS, Code, Reason
+from sidecar.core.routing import Route, RouteKind
 from tests.support.core import FakeInstruments, FakePorts, a_call
 from tests.support.journal import FaultyFiles, crash, entries, open_journal
 
@@ -359,3 +360,42 @@ def test_calls_without_a_message_are_recorded_by_their_profile(tmp_path: Path) -
     (entry,) = kept(tmp_path)
     assert isinstance(entry, record.Admitted)
     assert (entry.call.model, entry.call.prompt, entry.call.tensors) == ("chat", record.Content(), [])
+
+
+def test_an_alias_and_the_version_picked_are_recorded_with_what_answered(tmp_path: Path) -> None:
+    picked = Route("2", RouteKind.CANARY, "in 10% of canary 2 by principal")
+    routed = replace(verdict(), profile=ModelProfile("chat-small"), alias="chat", route=picked)
+    assert recorder(open_journal(tmp_path)).admitted(replace(admission(), verdict=routed), AT) is None
+    (entry,) = kept(tmp_path)
+    assert isinstance(entry, record.Admitted)
+    call = entry.call
+    assert (call.model, call.alias) == ("chat-small", "chat")
+    assert (call.routed_version, call.route, call.route_why) == ("2", "canary", picked.why)
+
+
+@pytest.mark.parametrize(
+    ("computed", "stated", "answered", "recorded_digest"),
+    [
+        ({("chat", "2"): "sha256:c"}, {"2": "sha256:s"}, "2", "sha256:c"),
+        ({}, {"2": "sha256:s"}, "2", "sha256:s"),
+        ({("chat", "1"): "sha256:c"}, {"1": "sha256:s"}, "2", ""),
+        ({("chat", ""): "sha256:c"}, {}, "", ""),
+    ],
+)
+def test_the_digest_is_of_the_version_that_answered(
+    tmp_path: Path,
+    computed: dict[tuple[str, str], str],
+    stated: dict[str, str],
+    answered: str,
+    recorded_digest: str,
+) -> None:
+    real = JournalRecorder(
+        open_journal(tmp_path), content_bytes=9, durability=Durability.BATCH, new_id=lambda: "e", now=lambda: END,
+        model_digest=lambda model, version: computed.get((model, version), ""),
+    )  # fmt: skip
+    known = replace(admission(), verdict=replace(verdict(), profile=ModelProfile("chat", digests=stated)))
+    usage = Usage(model_version=answered)
+    assert real.settled(Recorded(known, AT), Output(0, ()), Outcome(OutcomeKind.COMPLETED), usage, END) is None
+    (entry,) = kept(tmp_path)
+    assert isinstance(entry, record.Settled)
+    assert entry.model_digest == recorded_digest

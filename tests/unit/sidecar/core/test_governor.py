@@ -21,9 +21,11 @@ from sidecar.core.model import (
     Principal,
     ResponseFacts,
     Usage,
+    replace,
 )
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.recorded import OUTPUT_LAG_BYTES
+from sidecar.core.routing import NO_ROUTE, WHOLE, Canary, Route, RouteKind
 from tests.support.core import AT, LOAD, READY, SHARED, UNKNOWN, FakePorts, Stage, a_call, later
 
 ORDER = ["identify", "head", "authorise", "facts", "isolate", "demand", "reserve"]
@@ -613,3 +615,52 @@ def test_a_call_is_on_its_tenants_account_and_the_unknown_share_one() -> None:
     assert observing().governor.tenant(Denial(Reason.CREDENTIAL_MISSING), AT) == "(observed)"
     unknown = observing(denials={"identify": Denial(Reason.KEY_UNKNOWN)})
     assert unknown.governor.tenant(a_call().credential, AT) == "(observed)"
+
+
+# --- which model and version answers ------------------------------------------------------------------------------
+
+
+CANARY = Canary("2", "1", WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("canary", "asked", "sequence", "picked"),
+    [
+        (None, "", 0, Route()),
+        (CANARY, "", 0, Route("2", RouteKind.CANARY, "in 100% of canary 2 by principal")),
+        (replace(CANARY, share=0), "", 0, Route("1", RouteKind.STABLE, "not in 0% of canary 2 by principal")),
+        (CANARY, "7", 0, Route("", RouteKind.CLIENT, "the client asked for it")),
+        (CANARY, "", 9, Route("1", RouteKind.STABLE, "a sequence stays out of 100% of canary 2")),
+    ],
+)
+@pytest.mark.parametrize("mode", Mode)
+def test_the_version_is_picked_before_isolation(
+    mode: Mode, canary: Canary | None, asked: str, sequence: int, picked: Route
+) -> None:
+    parameters = {"sequence_id": sequence} if sequence else {}
+    stage = Stage(FakePorts(canary=canary, version=asked, parameters=parameters), mode=mode)
+    assert stage.open().admission.verdict.route == picked
+
+
+def test_only_an_inference_has_its_version_picked() -> None:
+    stage = Stage(FakePorts(canary=CANARY, version=""))
+    recorded = stage.governor.open(a_call(method=READY), AT)
+    assert isinstance(recorded, Recorded)
+    assert recorded.admission.verdict.route is NO_ROUTE
+
+
+def test_what_answers_for_an_alias_is_what_quotas_and_the_record_name() -> None:
+    stage = Stage(FakePorts(aliases={"chat": "chat-small"}))
+    admission = stage.open().admission
+    assert (admission.verdict.profile.name, admission.verdict.alias) == ("chat-small", "chat")
+    assert admission.reservation.model == "chat-small"
+
+
+def test_what_isolation_would_refuse_goes_on_untouched_in_observe_to_what_the_client_named() -> None:
+    refused = Denial(Reason.PARAMETER_NOT_ALLOWED)
+    ports = FakePorts(aliases={"chat": "chat-small"}, canary=CANARY, version="", denials={"isolate": refused})
+    admission = Stage(ports, mode=Mode.OBSERVE).open().admission
+    assert admission.would_refuse == refused
+    assert (admission.verdict.profile.name, admission.verdict.alias) == ("chat", "")
+    assert admission.verdict.route is NO_ROUTE
+    assert admission.forward.suffix == b""
