@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.setup import UNARY, framed, unary_response
+from benchmarks.setup import UNARY, framed, told_of_itself, unary_response
 from sidecar.cli.demo.ports import LOOPBACK, free_port, is_free
 from sidecar.cli.demo.process import spawn, wait_ready
 from sidecar.runtime import envoy
 from sidecar.runtime.settings import Settings
 
-_READY: Final = "/inference.GRPCInferenceService/ServerReady"
+_SERVICE: Final = "/inference.GRPCInferenceService/"
+_READY: Final = f"{_SERVICE}ServerReady"
 _DEADLINE_S: Final = 20.0
 _ROUTER: Final = {
     "name": "envoy.filters.http.router",
@@ -63,6 +64,7 @@ def start_standin(directory: Path) -> tuple[Process, str]:
     """A stand-in for Triton, in C (nghttp2's nghttpd): the same canned answer to every call, 13 µs CPU each."""
     directory.mkdir()
     answers = {_READY: framed(b"\x08\x01"), UNARY: framed(unary_response())}
+    answers |= {f"{_SERVICE}{name}": framed(answer) for name, answer in told_of_itself().items()}
     for path, answer in answers.items():
         file = directory / path[1:]
         file.parent.mkdir(exist_ok=True)

@@ -7,12 +7,15 @@ import struct
 from pathlib import Path
 from typing import Any, Final
 
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as kserve
 
 from sidecar.cli.demo.stack import BUNDLE
 
 MODEL: Final = "reply"  # benchmarks/models/reply: vLLM's tensors, unary, answers at once
 STREAM_MODEL: Final = "slow"  # tests/support/models/slow: sends as many tokens as asked for, as fast as asked for
+_MODELS: Final = Path(__file__).parent / "models"
 TEXT_BYTES: Final = 1024  # of the prompt, and of the output
 UNARY: Final = "/inference.GRPCInferenceService/ModelInfer"
 STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -73,6 +76,21 @@ def unary_response() -> bytes:
     response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
     response.raw_output_contents.append(_string(_filled(TEXT_BYTES)))
     return bytes(response.SerializeToString())
+
+
+def told_of_itself() -> dict[str, bytes]:
+    """What a Triton that holds ``reply`` alone answers of its models: method → message."""
+    config = text_format.Parse((_MODELS / MODEL / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+    index = kserve.RepositoryIndexResponse()
+    index.models.add(name=MODEL, version="1", state="READY")
+    metadata = kserve.ModelMetadataResponse(name=MODEL, versions=["1"], platform=config.backend)
+    for tensors, told in ((config.input, metadata.inputs), (config.output, metadata.outputs)):
+        for tensor in tensors:
+            told.add(name=tensor.name, datatype="BYTES", shape=tensor.dims)
+    answers = {
+        "RepositoryIndex": index, "ModelMetadata": metadata, "ModelConfig": kserve.ModelConfigResponse(config=config),
+    }  # fmt: skip
+    return {name: bytes(answer.SerializeToString()) for name, answer in answers.items()}
 
 
 def stream_request(tokens: int, *, delay_ms: int = 0, request_id: str = "bench-s") -> bytes:
