@@ -24,7 +24,7 @@ from audit import store as audit_store
 from policies.units import parse_duration
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail, need
 from sidecar.core.model import Secret
-from sidecar.identity import store
+from sidecar.identity import leaks, store
 from sidecar.identity.files import load_pepper
 from sidecar.identity.keys import ID_LENGTH
 from sidecar.identity.store import Issued, KeyEvent, KeyInfo, NewKey, Office, Refusal
@@ -33,10 +33,13 @@ from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import KeysSection, Settings, SettingsError
 from sidecar.triton.methods import METHODS, ROLES
 
-app = typer.Typer(no_args_is_help=True, help="API keys: issue, list, show, rotate, revoke, expire.")
+app = typer.Typer(
+    no_args_is_help=True, help="API keys: issue, list, show, rotate, revoke, expire; end those that leaked."
+)
 
 _T = TypeVar("_T")
 _STATEMENT_MS = 5_000
+_WHERE = 500  # characters
 _LONGEST_S = 36_500 * 86_400
 ROLES_HELP = f"Roles, between commas: {', '.join(ROLES)}."
 
@@ -165,6 +168,36 @@ def revoke(key_id: KeyId, config: ConfigOption = DEFAULT_CONFIG, *, as_json: Jso
     with desk.transaction() as connection:
         info = _done(store.revoke(connection, desk.office, key_id, _now()))
     _tell(info, as_json=as_json)
+
+
+@app.command()
+def leaked(
+    where: Annotated[str, typer.Option(help="Where it was found, such as a commit's URL; recorded.")] = "",
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One object a line on stdout.")] = False,
+) -> None:
+    """Find keys in the text on stdin (a commit, a log, a scanner's report), and revoke those that are ours.
+
+    A key is never an argument: those are seen by everyone on the machine. Exit 1: no key of ours is in it.
+    """
+    if len(where) > _WHERE or (where and not where.isprintable()) or leaks.find(where.encode()):
+        fail(Exit.USAGE, f"--where must be at most {_WHERE} printable characters, and hold no key")
+    desk = _desk(config)
+    text = sys.stdin.buffer.read(leaks.MAX_TEXT + 1)
+    if len(text) > leaks.MAX_TEXT:
+        fail(Exit.USAGE, f"stdin: more than {leaks.MAX_TEXT} bytes; give it in pieces")
+    found = leaks.find(text)
+    with desk.transaction() as connection:
+        results = [leaks.report(connection, desk.office, key, where, _now()) for key in found]
+    for leak in results:
+        known = {} if leak.info is None else {"tenant": leak.info.tenant, "name": leak.info.name}
+        if as_json:
+            emit({"id": leak.key_id, "result": leak.result, **known})
+        else:
+            sys.stdout.write(f"{leak.key_id}  {leak.result:8} {' '.join(known.values())}\n")
+    if not any(leak.info for leak in results):
+        fail(Exit.NO, "no key of ours was found")
 
 
 @app.command()

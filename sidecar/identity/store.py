@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from sqlalchemy import (
     BigInteger,
@@ -216,16 +217,47 @@ def show(connection: Connection, key_id: str) -> KeyInfo | None:
     return None if row is None else _info(row)
 
 
-def revoke(connection: Connection, office: Office, key_id: str, at: datetime) -> KeyInfo | Refusal:
-    """Revoke for good, both secrets at once. Idempotent: a second time changes and records nothing."""
+def revoke(
+    connection: Connection, office: Office, key_id: str, at: datetime, *, leaked: str | None = None
+) -> KeyInfo | Refusal:
+    """Revoke for good, both secrets at once. Idempotent: a second time changes and records nothing.
+
+    ``leaked``: where its secret was found, if that is why.
+    """
     info = _locked(connection, key_id)
     if info is None:
         return Refusal(f"no key {key_id}")
     if info.revoked_at is not None:
         return info
     row = _changed(connection, office, key_id, "key.revoked", at, {"revoked_at": at})
-    _record(connection, office, "key.revoked", at, info)
+    _record(connection, office, "key.revoked", at, info, leaked=leaked)
     return _info(row)
+
+
+def end_grace(
+    connection: Connection, office: Office, key_id: str, at: datetime, *, leaked: str | None = None
+) -> KeyInfo | Refusal:
+    """Let the old secret of a rotation end now; the new one works on. Idempotent, like ``revoke``."""
+    info = _locked(connection, key_id)
+    if info is None:
+        return Refusal(f"no key {key_id}")
+    if info.rotated_until is None:
+        return info
+    row = _changed(connection, office, key_id, "key.rotated", at, {"rotated_mac": None, "rotated_until": None})
+    _record(connection, office, "key.rotated", at, info, old_secret_until=_iso(at), leaked=leaked)
+    return _info(row)
+
+
+def proves(connection: Connection, office: Office, key: keys.ApiKey) -> Literal["current", "old"] | None:
+    """Which secret of its id this key holds: the one that works, or the old one of a rotation; None: neither."""
+    macs = connection.execute(
+        select(API_KEYS.c.secret_mac, API_KEYS.c.rotated_mac).where(API_KEYS.c.id == key.id)
+    ).one_or_none()
+    given = keys.mac(office.pepper, key.secret)
+    current, old = macs or (None, None)
+    if hmac.compare_digest(given, current or bytes(32)) and current is not None:
+        return "current"
+    return "old" if hmac.compare_digest(given, old or bytes(32)) and old is not None else None
 
 
 def expire(connection: Connection, office: Office, key_id: str, when: datetime, at: datetime) -> KeyInfo | Refusal:
