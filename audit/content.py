@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from sidecar.core.model import Secret
+
 __all__ = ["ContentError", "ContentSealer"]
 
 _VERSION: Final = b"\x01"
@@ -41,6 +43,7 @@ class ContentSealer:
             raise ValueError(f"a content root key is 32 bytes, not {len(root)}")
         self._root = _hkdf(root, b"warden content root v1")
         self.key_id = _hkdf(root, b"warden content key id v1")[:_ID_BYTES]
+        self.redaction_key = Secret(_hkdf(root, b"warden redaction root v1"))
         self._days: OrderedDict[tuple[str, date], bytes] = OrderedDict()
 
     def seal(self, parts: list[bytes], *, tenant: str, day: date, call_id: str, column: str) -> bytes:

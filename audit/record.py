@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from sidecar.core.model import Redaction
+
 __all__ = [
     "Admitted",
     "CallFacts",
@@ -83,6 +85,7 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     routed_version: str = ""  # that the sidecar picked; "": it picked none
     route: str = ""  # who picked the version of a model that has a canary: client | canary | stable
     route_why: str = ""
+    redact: tuple[Redaction, ...] = ()  # what it is to be stored without
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):

@@ -330,6 +330,7 @@ def _facts(
         picked.version,
         picked.kind.value if picked.kind is not None else "",
         picked.why,
+        audit.redact,
     )
 
 

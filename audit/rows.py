@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -26,8 +27,10 @@ CALL_COLUMNS: Final = (
     "output_sealed", "output_bytes", "output_sha256", "output_truncated", "input_tokens", "output_tokens",
     "input_exact", "output_exact", "responses", "response_bytes", "ttft_ns", "duration_ns", "model_version",
     "model_digest",
-    "sanitised", "evidence",
+    "redacted", "sanitised", "evidence",
 )  # fmt: skip
+
+_NONE: Final[Mapping[str, int]] = {}
 
 EVENT_COLUMNS: Final = (
     "id", "at", "kind", "actor", "reason", "detail", "sidecar", "journal", "sequence", "region", "jurisdiction",
@@ -54,8 +57,11 @@ class EventRow:
     values: tuple[Any, ...]
 
 
-def call_row(record: CallRecord, sealer: ContentSealer) -> CallRow:
-    """Raises OverflowError for a time that no calendar has, or a number that no column holds."""
+def call_row(record: CallRecord, sealer: ContentSealer, redacted: Mapping[str, int] = _NONE) -> CallRow:
+    """``redacted``: identifiers taken out of it before, by class.
+
+    Raises OverflowError for a time that no calendar has, or a number that no column holds.
+    """
     clean = Cleaner()
     started = record.started
     call_id = clean.index(record.facts.call_id)
@@ -81,7 +87,8 @@ def call_row(record: CallRecord, sealer: ContentSealer) -> CallRow:
     altered = clean.changed
     kept = evidence(record) if altered else None
     nbytes = 800 + len(prompt_sealed or b"") + len(output_sealed or b"")
-    return CallRow(record.sequence, started, call_id, (*values, altered, kept), nbytes)
+    counted = _jsonb(msgspec.json.encode(dict(redacted)))
+    return CallRow(record.sequence, started, call_id, (*values, counted, altered, kept), nbytes)
 
 
 def _call_part(record: CallRecord, clean: Cleaner, started: datetime, call_id: str, tenant: str) -> tuple[Any, ...]:

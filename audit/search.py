@@ -149,6 +149,7 @@ class Found:
             "route": c["route"] or None,
             "route_why": c["route_why"] or None,
             "would_refuse": c["would_refuse"] or None,  # what mode observe did not enforce
+            "redacted": c["redacted"],  # identifiers taken out before it was stored, by class
             "content": self.content,
             **{name: c[name] for name in ("prompt_bytes", "output_bytes", "prompt_truncated", "output_truncated")},
             **{name: _hex(c[name]) for name in ("prompt_sha256", "output_sha256")},

@@ -19,8 +19,10 @@ from audit.content import ContentSealer
 from audit.follow import read_shipped
 from audit.poison import PoisonKeeper
 from audit.record import Admitted, Entry, Event, Refused, decode
+from audit.redacting import redacted
 from audit.rows import CallRow, EventRow, call_row, event_row
 from audit.spool import drop_bundle, read_bundle
+from sidecar.core.model import Secret
 
 T = TypeVar("T")
 
@@ -88,6 +90,7 @@ class Parts:
     source: Source
     engine: sa.Engine
     sealer: ContentSealer
+    redaction_key: Secret  # keys what a redacted identifier is replaced by
     poison: PoisonKeeper
     directory: Path  # the journal's; holds the spooled bundles
     jurisdiction: str
@@ -299,7 +302,10 @@ class Shipper:
 
     def _row(self, record: Record) -> CallRow | EventRow:
         try:
-            return call_row(record, self._parts.sealer) if isinstance(record, CallRecord) else event_row(record)
+            if isinstance(record, EventRecord):
+                return event_row(record)
+            kept, counts = redacted(record, self._parts.redaction_key.reveal())
+            return call_row(kept, self._parts.sealer, counts)
         except Exception as fault:  # noqa: BLE001 — one record, whatever it is, must not hold up the others
             self.status.poisoned += 1
             payload = _payload(record)

@@ -73,6 +73,7 @@ audit_calls: Final = sa.Table(
     _flag("output_exact"),
     sa.Column("ttft_ns", sa.BigInteger),
     _count("duration_ns"),
+    sa.Column("redacted", JSONB, nullable=False, server_default="{}"),  # identifiers taken out, by class
     _flag("sanitised"),  # a column differs from what was journaled; evidence holds the original
     sa.Column("evidence", BYTEA),
     sa.Column("shipped_at", _when, nullable=False, server_default=sa.func.now()),

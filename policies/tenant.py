@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from policies import limits
 from policies.document import GrantDoc, KeyDoc, PlanDoc, ResidencyDoc, TenantDoc
 from policies.residency import Residency, Rules
-from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits
+from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits, Redaction
 
 __all__ = ["ALWAYS", "Grant", "KeyRule", "Period", "Tenant", "compile_tenant", "covering"]
 
@@ -126,7 +126,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
             level=AuditLevel(audit.level),
             durability=None if audit.durability is None else Durability(audit.durability),
             retention_days=audit.retention,
-            redact=audit.redact,
+            redact=tuple(Redaction(each.kind, each.by, each.pattern, each.regions) for each in audit.redact),
             searchable=audit.searchable,
         ),
         period=_period(doc.begins, doc.ends),

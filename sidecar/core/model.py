@@ -43,6 +43,7 @@ __all__ = [
     "ParameterValue",
     "Principal",
     "Quantity",
+    "Redaction",
     "RequestRate",
     "Reservation",
     "ResponseFacts",
@@ -362,13 +363,25 @@ class Durability(StrEnum):
     STRICT = "strict"
 
 
+class Redaction(Struct, frozen=True, array_like=True):
+    """One class of personal identifiers that a record is stored without.
+
+    ``pattern`` (RE2) makes a class of its own; ``regions`` (ISO 3166): phone numbers as written there too.
+    """
+
+    kind: str
+    by: Literal["replace", "hash", "drop"] = "replace"
+    pattern: str = ""
+    regions: tuple[str, ...] = ()
+
+
 class AuditRule(Struct, frozen=True):
     """How a tenant's calls are recorded; ``retention_days`` None is "kept until a bundle says otherwise"."""
 
     level: AuditLevel = AuditLevel.FULL
     durability: Durability | None = None  # None: the sidecar's configured mode
     retention_days: int | None = None
-    redact: tuple[str, ...] = ()
+    redact: tuple[Redaction, ...] = ()
     searchable: bool = False
 
 

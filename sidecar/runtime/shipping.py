@@ -141,6 +141,7 @@ def ship(settings: Settings, root: Secret, sealer: ContentSealer, stop: threadin
         source=source,
         engine=engine,
         sealer=sealer,
+        redaction_key=sealer.redaction_key,
         poison=PoisonKeeper(directory / "poison", sealer),
         directory=directory,
         jurisdiction=settings.audit.database.jurisdiction,

@@ -155,6 +155,7 @@ def shipper(
         source=source,
         engine=store.connect(dsn, application="warden-test-ship"),
         sealer=sealer,
+        redaction_key=sealer.redaction_key,
         poison=PoisonKeeper(directory / "poison", sealer),
         directory=directory,
         jurisdiction=jurisdiction,

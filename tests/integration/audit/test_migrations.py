@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 
 import psycopg
 import pytest
 from alembic import command
 
 from audit import store
+from migrations import versions
 from sidecar.runtime import migrate
 from tests.support.postgres import Server, prepare, query
 
 TODAY = date(2026, 11, 30)
+HEAD = max(path.name[1:5] for path in Path(versions.__file__).parent.glob("m*.py"))
 
 
 def test_schema_is_metadata(dsn: str) -> None:
@@ -33,10 +36,10 @@ def test_autogenerate_sees_a_missing_column(dsn: str) -> None:
 
 def test_status_before_and_after(postgres: Server) -> None:
     engine = store.connect(postgres.create_database(), application="test")
-    assert migrate.status(engine, today=TODAY) == migrate.Status(None, "0003", None, 0)
+    assert migrate.status(engine, today=TODAY) == migrate.Status(None, HEAD, None, 0)
     before, after = migrate.upgrade(engine, jurisdiction="CH", today=TODAY)
     assert before.revision is None
-    assert after == migrate.Status("0003", "0003", "CH", store.AHEAD_DAYS)
+    assert after == migrate.Status(HEAD, HEAD, "CH", store.AHEAD_DAYS)
     assert migrate.upgrade(engine, jurisdiction="CH", today=TODAY) == (after, after)
     engine.dispose()
 

@@ -18,12 +18,14 @@ from audit import store
 from audit.content import ContentSealer
 from audit.record import Admitted
 from audit.search import Asker, Filter, Found, Keyset, search, show
+from migrations import versions
 from sidecar.cli.audit import app as audit_app
 from sidecar.cli.db import app as db_app
 from tests.support.postgres import query
 from tests.support.store import ROOT, FakeJournal, Shipping, completed, content, facts, refused, settled, wait_until
 
 _numbers = itertools.count()
+HEAD = max(path.name[1:5] for path in Path(versions.__file__).parent.glob("m*.py"))
 AT = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 SHAPE = [
     "call_id", "started_at", "tenant", "principal", "key_id", "subject", "conversation", "method", "model",
@@ -371,7 +373,7 @@ def test_db_upgrade_and_status(config: Path, tmp_path: Path, filled: str) -> Non
     done = run(db_app, "status", "--config", str(config), "--json")
     assert done.exit_code == 0
     assert json.loads(done.stdout)["current"] is True
-    assert json.loads(run(db_app, "upgrade", "--config", str(config), "--json").stdout)["from"] == "0003"
+    assert json.loads(run(db_app, "upgrade", "--config", str(config), "--json").stdout)["from"] == HEAD
     elsewhere = str(write_config(tmp_path, filled, "US"))
     assert run(db_app, "upgrade", "--config", elsewhere).exit_code == 1
     assert run(db_app, "status", "--config", elsewhere).exit_code == 1

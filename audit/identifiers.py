@@ -1,0 +1,182 @@
+"""Finds personal identifiers in text: each class by its shape, and by its check digits where it has any."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+import phonenumbers
+from stdnum import iban as _iban
+from stdnum import luhn
+
+from audit.national import national_ids
+
+__all__ = ["CLASSES", "Span", "find", "plain"]
+
+
+class Span(NamedTuple):
+    """``text[start:end]`` is an identifier of ``kind``."""
+
+    start: int
+    end: int
+    kind: str
+
+
+# --- one reading of the text --------------------------------------------------------------------------------------
+
+_SPACES: Final = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+_DASHES: Final = "\u00ad\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
+
+
+@lru_cache(maxsize=4096)
+def _plain(char: str) -> str:
+    digit = unicodedata.decimal(char, None)
+    if digit is not None:
+        return str(digit)
+    if char in _SPACES:
+        return " "
+    if char in _DASHES:
+        return "-"
+    wide = unicodedata.normalize("NFKC", char) if "\uff01" <= char <= "\uff5e" else char
+    return wide if len(wide) == 1 else char
+
+
+def plain(text: str) -> str:
+    """The text with digits, spaces and dashes of every script as ASCII's, character by character: offsets stay."""
+    return text if text.isascii() else "".join(char if char < "\x80" else _plain(char) for char in text)
+
+
+# --- the classes --------------------------------------------------------------------------------------------------
+
+_LOCAL: Final = re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]{1,64}\Z")
+_DOMAIN: Final = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}")
+_NEAR: Final = 64  # characters of a local part (RFC 5321 §4.5.3.1.1)
+
+
+def _emails(text: str) -> Iterator[tuple[int, int]]:
+    at = text.find("@")
+    while at >= 0:
+        local = _LOCAL.search(text, max(0, at - _NEAR), at)
+        domain = _DOMAIN.match(text, at + 1)
+        if local is not None and domain is not None:
+            start = local.start() + len(local.group()) - len(local.group().lstrip(".'`{|}~/=*#!?&$^"))
+            if start < at:
+                yield start, domain.end()
+        at = text.find("@", at + 1)
+
+
+_IBAN: Final = re.compile(r"(?<![^\W_])[A-Za-z]{2}\d{2}(?=[ .-]?[A-Za-z0-9])")
+_PARTS: Final = re.compile(r"(\d+)!")
+
+
+@lru_cache(maxsize=512)
+def _iban_length(country: str) -> int:
+    """Of the whole IBAN (ISO 13616's registry, as stdnum carries it); 0: no such country."""
+    known = _iban._ibandb.info(country)[0][1]  # noqa: SLF001 — the registry has no public door
+    return 4 + sum(map(int, _PARTS.findall(known["bban"]))) if known else 0
+
+
+def _ibans(text: str) -> Iterator[tuple[int, int]]:
+    for head in _IBAN.finditer(text):
+        wanted, number, pos = _iban_length(head.group()[:2].upper()), head.group(), head.end()
+        while len(number) < wanted and pos < len(text):
+            if text[pos] in " .-" and pos + 1 < len(text) and text[pos + 1].isalnum():
+                pos += 1
+            if not (text[pos].isascii() and text[pos].isalnum()):
+                break
+            number, pos = number + text[pos], pos + 1
+        ends = pos == len(text) or not text[pos].isalnum()
+        if wanted and len(number) == wanted and ends and _iban.is_valid(number):
+            yield head.start(), pos
+
+
+_DIGITS: Final = re.compile(r"(?<![\w.-])\d+(?:[ -]\d+){0,40}(?![\w])")
+_GROUPS: Final = re.compile(r"\d+")
+_CARD_LAYOUTS: Final = frozenset({(4, 4, 4, 4), (4, 4, 4, 4, 3), (4, 6, 5), (4, 6, 4)})
+# Issuer identification numbers in use (ISO/IEC 7812-1), by the lengths they are issued with.
+_ISSUERS: Final = (
+    (re.compile(r"4"), frozenset({13, 16, 19})),
+    (re.compile(r"5[1-5]|222[1-9]|22[3-9]|2[3-6]|27[01]|2720"), frozenset({16})),
+    (re.compile(r"3[47]"), frozenset({15})),
+    (re.compile(r"30[0-5]|309|36|3[89]"), frozenset(range(14, 20))),
+    (re.compile(r"6011|64[4-9]|65|62|81"), frozenset(range(16, 20))),
+    (re.compile(r"35(?:2[89]|[3-8])"), frozenset(range(16, 20))),
+    (re.compile(r"50|5[6-9]|6[0-9]"), frozenset(range(12, 20))),
+)
+
+
+def _is_card(number: str) -> bool:
+    issued = any(len(number) in lengths and prefix.match(number) for prefix, lengths in _ISSUERS)
+    return issued and luhn.is_valid(number) and len(set(number)) > 1
+
+
+def _cards(text: str) -> Iterator[tuple[int, int]]:
+    for run in _DIGITS.finditer(text):
+        groups = list(_GROUPS.finditer(text, run.start(), run.end()))
+        at = 0
+        while at < len(groups):
+            taken = next((n for n in (5, 4, 3, 1) if _card_at(groups, at, n)), 0)
+            if taken:
+                yield groups[at].start(), groups[at + taken - 1].end()
+            at += taken or 1
+
+
+def _card_at(groups: list[re.Match[str]], at: int, count: int) -> bool:
+    window = groups[at : at + count]
+    layout = tuple(len(group.group()) for group in window)
+    written = len(layout) == count and (count == 1 or layout in _CARD_LAYOUTS)
+    return written and _is_card("".join(group.group() for group in window))
+
+
+_V4: Final = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)")
+_V6: Final = re.compile(r"(?<![\w:])[0-9A-Fa-f:]{2,39}(?:\d{1,3}(?:\.\d{1,3}){3})?(?![\w:])")
+
+
+def _addresses(text: str) -> Iterator[tuple[int, int]]:
+    for found in _V4.finditer(text):
+        if _is_address(found.group()):
+            yield found.span()
+    for found in _V6.finditer(text):
+        address = found.group()
+        if address.count(":") >= 2 and address.strip(":") and _is_address(address):
+            yield found.span()
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+_PHONE: Final = re.compile(r"\d(?:[^\w\n]{0,3}\d){5}")  # fewer digits are no number anywhere
+
+
+def _phones(text: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    """International numbers (+…), and those written as in ``regions`` (ISO 3166)."""
+    if _PHONE.search(text) is None:
+        return
+    for region in (None, *regions) if "+" in text or "\uff0b" in text else regions:
+        for found in phonenumbers.PhoneNumberMatcher(text, region, max_tries=65_535):
+            yield found.start, found.end
+
+
+_FINDERS: Final[dict[str, Callable[[str], Iterator[tuple[int, int]]]]] = {
+    "email": _emails,
+    "iban": _ibans,
+    "card": _cards,
+    "ip": _addresses,
+    "national_id": national_ids,
+}
+CLASSES: Final = ("email", "phone", "iban", "card", "national_id", "ip")
+
+
+def find(text: str, kind: str, regions: tuple[str, ...] = ()) -> Iterator[Span]:
+    """Every identifier of a class of ``CLASSES`` in ``text``, which ``plain`` has read; ``regions`` are for phones."""
+    found = _phones(text, regions) if kind == "phone" else _FINDERS[kind](text)
+    return (Span(start, end, kind) for start, end in found)

@@ -1,0 +1,88 @@
+"""National identity, tax and insurance numbers, by shape and check digits; weak ones only beside their name."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Final, NamedTuple
+
+__all__ = ["NATIONAL", "national_ids"]
+
+CONTEXT: Final = 48  # characters before a number in which its name must stand
+
+
+class National(NamedTuple):
+    """``names``: what must stand before a number whose shape alone says too little ("": nothing need)."""
+
+    country: str
+    shape: str
+    number: str  # module of stdnum that checks it; "" where only the shape can
+    names: str = ""
+
+
+_TAX: Final = r"steuer|\bidnr|tax id|\btin\b"
+NATIONAL: Final[tuple[National, ...]] = (
+    National("US", r"\d{3}-\d{2}-\d{4}", "us.ssn"),
+    National("US", r"9\d{2}-\d{2}-\d{4}", "us.itin"),
+    National("US", r"\d{3} ?\d{2} ?\d{4}", "us.ssn", r"\bssn\b|social security"),
+    # A NINO has no check digit; which letters it may begin with is HMRC's NIM39110.
+    National("GB", r"(?!BG|GB|NK|KN|TN|NT|ZZ)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?\d{2} ?\d{2} ?\d{2} ?[A-D]", ""),
+    National("GB", r"\d{3}[ -]?\d{3}[ -]?\d{4}", "gb.nhs", r"\bnhs\b"),
+    National("DE", r"\d{2} ?\d{3} ?\d{3} ?\d{3}", "de.idnr", _TAX),
+    National("FR", r"[12] ?\d{2} ?\d{2} ?\d[\dAB] ?\d{3} ?\d{3} ?\d{2}", "fr.nir"),
+    National("ES", r"\d{8}-?[A-Za-z]", "es.dni"),
+    National("ES", r"[XYZxyz]-?\d{7}-?[A-Za-z]", "es.nie"),
+    National("IT", r"[A-Za-z]{6}\d[\dA-Za-z][A-Za-z]\d[\dA-Za-z][A-Za-z]\d[\dA-Za-z]{2}[A-Za-z]", "it.codicefiscale"),
+    National("PL", r"\d{11}", "pl.pesel", r"pesel"),
+    National("NL", r"\d{4}[. ]?\d{2}[. ]?\d{3}", "nl.bsn", r"\bbsn\b|burgerservice|sofi"),
+    National("CH", r"756\.?\d{4}\.?\d{4}\.?\d{2}", "ch.ssn"),
+    National("BE", r"\d{2}\.?\d{2}\.?\d{2}[- ]?\d{3}[. ]?\d{2}", "be.nn"),
+    National("SE", r"(?:\d{2})?\d{6}[-+]\d{4}", "se.personnummer"),
+    National("DK", r"\d{6}-\d{4}", "dk.cpr"),
+    National("FI", r"\d{6}[-+A-FU-Y]\d{3}[0-9A-FHJ-NPR-Y]", "fi.hetu"),
+    National("NO", r"\d{6} ?\d{5}", "no.fodselsnummer"),
+    National("AT", r"\d{4} ?\d{6}", "at.vnr", r"svnr|sozialversicherung|versicherungsnummer"),
+    National("PT", r"\d{3} ?\d{3} ?\d{3}", "pt.nif", r"\bnif\b|contribuinte"),
+    National("BR", r"\d{3}\.\d{3}\.\d{3}-\d{2}", "br.cpf"),
+    National("BR", r"\d{11}", "br.cpf", r"\bcpf\b"),
+    National("IN", r"\d{4} \d{4} \d{4}", "in_.aadhaar"),
+    National("IN", r"\d{12}", "in_.aadhaar", r"aadhaar|आधार"),
+    National("CZ", r"\d{6}/\d{3,4}", "cz.rc"),
+    National("RO", r"[1-9]\d{12}", "ro.cnp"),
+    National("BG", r"\d{10}", "bg.egn", r"егн|\begn\b"),
+    National("HR", r"\d{11}", "hr.oib", r"\boib\b"),
+    National("IE", r"\d{7}[A-Wa-w][A-IWa-iw]?", "ie.pps"),
+    National("CA", r"\d{3}[ -]?\d{3}[ -]?\d{3}", "ca.sin", r"\bsin\b|social insurance|assurance sociale"),
+    National("AU", r"\d{3} ?\d{3} ?\d{3}", "au.tfn", r"\btfn\b|tax file"),
+    National("GR", r"\d{11}", "gr.amka", r"αμκα|\bamka\b"),
+)
+
+
+class _Finder(NamedTuple):
+    shape: re.Pattern[str]
+    valid: Callable[[str], bool]
+    names: re.Pattern[str] | None
+
+
+@cache
+def _finders() -> tuple[_Finder, ...]:
+    """Made at the first use: thirty small modules need not be loaded where nobody redacts."""
+    return tuple(
+        _Finder(
+            re.compile(rf"(?<![\w.]){row.shape}(?![\w]|[.-]\d)"),
+            importlib.import_module(f"stdnum.{row.number}").is_valid if row.number else bool,
+            re.compile(row.names, re.IGNORECASE) if row.names else None,
+        )
+        for row in NATIONAL
+    )
+
+
+def national_ids(text: str) -> Iterator[tuple[int, int]]:
+    """Start and end of each number in ``text`` that some country would have given out."""
+    for finder in _finders():
+        for found in finder.shape.finditer(text):
+            near = finder.names is None or finder.names.search(text, max(0, found.start() - CONTEXT), found.start())
+            if near and finder.valid(found.group()):
+                yield found.span()
