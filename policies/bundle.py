@@ -23,7 +23,7 @@ from policies.document import (
     ResidencyDoc,
     TenantDoc,
 )
-from policies.engines import read_engine
+from policies.engines import read_checkpoint, read_engine
 from policies.files import REQUIRED, digest, pack, read_files
 from policies.residency import Place, within
 from policies.tenant import Tenant, compile_tenant
@@ -194,17 +194,17 @@ class _Compiler:
         }
 
     def _kv(self, document: Document, model: str, kv: KvDoc) -> KvProfile | None:
-        if kv.engine_config is None:
+        if kv.file is None:
             assert kv.bytes_per_token is not None
             assert kv.tokens_per_block is not None
             return KvProfile(kv.bytes_per_token, kv.tokens_per_block)
-        path = (model, "kv", "engine_config")
-        data = self._files.get(kv.engine_config) if kv.engine_config.startswith("engines/") else None
+        path = (model, "kv", "checkpoint" if kv.engine_config is None else "engine_config")
+        data = self._files.get(kv.file) if kv.file.startswith("engines/") else None
         if data is None:
-            hint = suggest(kv.engine_config, self._in("engines"))
+            hint = suggest(kv.file, self._in("engines"))
             self._problems.append(document.problem(path, f"no such file among the bundle's engines/*.json{hint}"))
             return None
-        profile = read_engine(data)
+        profile = read_engine(data) if kv.engine_config is not None else read_checkpoint(data, kv)
         if isinstance(profile, str):
             self._problems.append(document.problem(path, profile))
             return None

@@ -195,18 +195,33 @@ class BundleDoc(_Doc):
 
 
 class KvDoc(_Doc):
-    """What a token takes in the KV cache: stated, or read from a TensorRT-LLM engine's ``config.json``."""
+    """What a token takes in the KV cache: stated, or read from a TensorRT-LLM engine's or a checkpoint's config.json.
+
+    A checkpoint doesn't know how its server runs it: ``dtype`` (its own), ``tensor_parallel`` (1) and
+    ``tokens_per_block`` (vLLM's 16) say so where it is otherwise.
+    """
 
     engine_config: str | None = None  # engines/….json
+    checkpoint: str | None = None  # engines/….json
     bytes_per_token: Count | None = None  # over all ranks
     tokens_per_block: Count | None = None
+    dtype: Literal["float32", "float16", "bfloat16", "fp8", "int8", "nvfp4", "fp8_ds_mla"] | None = None
+    tensor_parallel: Annotated[Count, Field(le=1024)] | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> KvDoc:
-        stated = (self.bytes_per_token is not None) + (self.tokens_per_block is not None)
-        if stated != (2 if self.engine_config is None else 0):
-            raise ValueError("write either engine_config, or bytes_per_token and tokens_per_block")
+        ways = [self.engine_config is not None, self.checkpoint is not None, self.bytes_per_token is not None]
+        if sum(ways) != 1 or (self.bytes_per_token is not None and self.tokens_per_block is None):
+            raise ValueError("write one of engine_config, checkpoint, or bytes_per_token and tokens_per_block")
+        if self.engine_config is not None and self.tokens_per_block is not None:
+            raise ValueError("the engine states its tokens_per_block itself")
+        if self.checkpoint is None and (self.dtype is not None or self.tensor_parallel is not None):
+            raise ValueError("dtype and tensor_parallel are for a checkpoint")
         return self
+
+    @property
+    def file(self) -> str | None:
+        return self.engine_config or self.checkpoint
 
 
 class ModelDoc(_Doc):

@@ -17,6 +17,7 @@ GROUPS: Final = {
     "policy": "sidecar.cli.policy",
     "keys": "sidecar.cli.keys",
     "token": "sidecar.cli.token",
+    "models": "sidecar.cli.models",
     "db": "sidecar.cli.db",
     "audit": "sidecar.cli.audit",
     "journal": "sidecar.cli.journal",

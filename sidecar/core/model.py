@@ -328,6 +328,7 @@ class KvProfile(Struct, frozen=True):
 
     bytes_per_token: int
     tokens_per_block: int = 1
+    window: int | None = None  # tokens of a sequence that are kept, where not all are
 
 
 class ModelProfile(Struct, frozen=True):

@@ -38,6 +38,7 @@ from sidecar.transports.upstream import Restricted
 from sidecar.triton.knowledge import ModelBook
 from sidecar.triton.methods import METHODS
 from sidecar.triton.reader import TritonReader
+from sidecar.triton.tokens import Counter, load_counter
 
 IN_KUBERNETES: Final = "KUBERNETES_SERVICE_HOST"  # set in every container of a pod
 
@@ -136,7 +137,7 @@ def build(settings: Settings) -> Rooms:
     quotas = LocalQuotas()
     certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
     identity = Identifier(TokenVerifier(issuers, book), ring, certificates, _bound(settings))
-    ports = Ports(identity, policies, TritonReader(), quotas, recorder, instruments)
+    ports = Ports(identity, policies, TritonReader(_counters(settings)), quotas, recorder, instruments)
     governor = Governor(ports, mode=Mode(settings.mode))
     live, models = LiveRpcs(), ModelBook()
     refresher = KeyRefresher(
@@ -178,6 +179,16 @@ def _restricted(settings: Settings) -> Restricted | None:
     found = restricted.load(settings.triton.restricted_secret, os.environ)
     if isinstance(found, str):  # it went between two looks
         raise StartError(found)
+    return found
+
+
+def _counters(settings: Settings) -> dict[str, Counter]:
+    found: dict[str, Counter] = {}
+    for model, path in settings.triton.tokenizers.items():
+        counter = load_counter(path)
+        if isinstance(counter, str):
+            raise StartError(f"triton.tokenizers.{model}: {path} {counter}")
+        found[model] = counter
     return found
 
 

@@ -116,6 +116,7 @@ class TritonSection(_Section):
     # Its HTTP and metrics ports: looked at only to see whether anybody but this host can reach them.
     other_ports: tuple[Annotated[int, Field(strict=True, gt=0, lt=65536)], ...] = Field((8000, 8002), max_length=8)
     restricted_secret: RestrictedSection | None = None
+    tokenizers: dict[str, Path] = Field({}, max_length=256)  # by model: its tokenizer.json, to count prompts with
     model_repository: tuple[Path, ...] = Field((), max_length=16)  # where its model directories can be read from here
 
 
@@ -309,6 +310,9 @@ def _anchored(section: Section, base: Path) -> Section:
             changes[name] = base / value
         elif isinstance(value, BaseModel):
             changes[name] = _anchored(value, base)
+        elif isinstance(value, dict):
+            paths = {key: base / item for key, item in value.items() if isinstance(item, Path)}
+            changes[name] = value | paths
         elif isinstance(value, tuple):
             changes[name] = tuple(_anchored_item(item, base) for item in value)
         elif name == "jwks" and "://" not in value and not Path(value).is_absolute():

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
+from sidecar.core import kv
 from sidecar.core.model import (
     Action,
     Admission,
@@ -25,13 +29,14 @@ from sidecar.core.model import (
     Verdict,
 )
 from sidecar.core.ports import Sees
-from sidecar.triton import isolation, kv, wire
+from sidecar.triton import isolation, wire
 from sidecar.triton.aim import aimed, renamed
-from sidecar.triton.contracts import ask, estimate_tokens
+from sidecar.triton.contracts import Asked, ask, estimate_tokens
 from sidecar.triton.methods import KSERVE
 from sidecar.triton.protos import service
 from sidecar.triton.request import EACH_MAX, NAME, read_request, whole_name
 from sidecar.triton.responses import read_response
+from sidecar.triton.tokens import Counter
 
 __all__ = ["TritonReader"]
 
@@ -69,9 +74,12 @@ _HEADINGS: Final = _headings()
 
 
 class TritonReader:
-    """Stateless; every method is a plain function of its arguments."""
+    """Stateless; every method is a plain function of its arguments. ``counters``: models with a tokenizer, by name."""
 
-    __slots__ = ()
+    __slots__ = ("_counters",)
+
+    def __init__(self, counters: Mapping[str, Counter] | None = None) -> None:
+        self._counters = counters or {}
 
     def head(self, method: Method, message: bytes) -> Head:
         """Model and version, by the scanner alone. A method that names no model is only held to be well-formed."""
@@ -99,6 +107,8 @@ class TritonReader:
             return InferenceFacts()
         request = read_request(message)
         asked = ask(request, profile)
+        if asked.prompts and not asked.prompt_tokens_exact and profile.name in self._counters:
+            asked = _counted(asked, self._counters[profile.name])
         inputs = tuple(
             TensorFacts(each.name, each.datatype, each.shape, each.nbytes) for each in request.tensors.values()
         )
@@ -155,6 +165,15 @@ class TritonReader:
         else:
             facts = read_response(method, message, verdict.profile)
         return renamed(facts, method, verdict.alias) if verdict.alias else facts
+
+
+def _counted(asked: Asked, count: Counter) -> Asked:
+    """With the tokenizer's count of every prompt, where it gives one of each."""
+    counts = [count(prompt) for prompt in asked.prompts]
+    whole = [each for each in counts if each is not None]
+    if len(whole) < len(counts):
+        return asked
+    return msgspec.structs.replace(asked, prompt_tokens=sum(whole), prompt_tokens_exact=True)
 
 
 def _kv_bytes(facts: InferenceFacts, profile: ModelProfile) -> int:

@@ -176,7 +176,7 @@ BROKEN: list[tuple[str, Mapping[str, str | None], list[str]]] = [
     ("unknown contract", edited("models.yaml", "contract: vllm", "contract: vlm"),
      ["models.yaml:2:13: chat.contract: should be 'vllm', 'trtllm' or 'generic'; did you mean \"vllm\"?"]),
     ("kv both ways", edited("models.yaml", "tokens_per_block: 16", "engine_config: engines/x.json"),
-     ["models.yaml:3:3: chat.kv: write either engine_config, or bytes_per_token and tokens_per_block"]),
+     ["models.yaml:3:3: chat.kv: write one of engine_config, checkpoint, or bytes_per_token and tokens_per_block"]),
     ("kv of a generic model", edited("models.yaml", "vllm", "generic"),
      ["models.yaml:1:1: chat: a generic model has no tokens, so kv means nothing"]),
     ("classes of text", edited("models.yaml", "contract: vllm", "contract: vllm\n  classification: true"),
@@ -194,8 +194,8 @@ BROKEN: list[tuple[str, Mapping[str, str | None], list[str]]] = [
      ["models.yaml:3:23: chat.kv.engine_config: no such file among the bundle's engines/*.json"]),
     ("engine that isn't one", {**edited("models.yaml", "{bytes_per_token: 1024, tokens_per_block: 16}",
                                         "{engine_config: engines/chat.json}"), "engines/chat.json": "{}"},
-     [("models.yaml:3:23: chat.kv.engine_config: not a TensorRT-LLM engine's config.json: pretrained_config is "
-      "missing")]),
+     [("models.yaml:3:23: chat.kv.engine_config: not a TensorRT-LLM engine's config.json: is no model's config.json: "
+      "it has neither pretrained_config, builder_config nor num_hidden_layers")]),
     ("a day that no calendar has", edited(TENANT, "status: active", "status: active\nuntil: 2026-02-30"),
      ["tenants/acme.yaml:4:8: until: is not a moment: day is out of range for month"]),
     ("a time without its zone", edited(TENANT, "status: active", "status: active\nfrom: 2026-12-01T09:00"),

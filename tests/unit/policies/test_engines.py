@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from policies.engines import read_engine
+from policies.document import KvDoc
+from policies.engines import read_checkpoint, read_engine
 from sidecar.core.model import KvProfile
 
 
@@ -48,20 +49,38 @@ def test_reads(data: bytes, profile: KvProfile) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"{}", "pretrained_config is missing"),
+        (b"{}", "neither pretrained_config"),
         (b"[]", "not a TensorRT-LLM engine's config.json"),
         (b"nonsense", "not a TensorRT-LLM engine's config.json"),
         (b"[" * 100_000, "not a TensorRT-LLM engine's config.json"),
-        (engine(num_hidden_layers="32"), "num_hidden_layers is not a number in range"),
-        (engine(num_hidden_layers=0), "num_hidden_layers is not a number in range"),
+        (engine(num_hidden_layers="32"), "not a number in range"),
+        (engine(num_hidden_layers=0), "not a number in range"),
         (engine(None), "tokens_per_block is missing"),
-        (engine(dtype="int4"), "the KV cache's type is not known"),
-        (engine(quantization={"kv_cache_quant_algo": "FP2"}), "the KV cache's type is not known"),
-        (engine(mapping={"cp_size": 2}), "context parallelism or MLA"),
-        (engine(kv_lora_rank=512), "context parallelism or MLA"),
+        (engine(dtype="int4"), "no type that a KV cache is known to have"),
+        (engine(quantization={"kv_cache_quant_algo": "FP2"}), "no type that a KV cache is known to have"),
+        (engine(mapping={"cp_size": 2}), "context parallelism"),
+        (engine(kv_lora_rank=512), "pretrained_config.qk_rope_head_dim is missing"),
+        (engine(48), "tokens_per_block is 48, not a power of two"),
+        (engine(num_key_value_heads=64), "64 KV heads are more than the 32 heads"),
+        (engine(hidden_size=4097), "no multiple of its 32 heads"),
     ],
 )
 def test_says_why_it_cannot(data: bytes, said: str) -> None:
     found = read_engine(data)
     assert isinstance(found, str)
     assert said in found
+
+
+def test_a_checkpoint_is_read_as_its_server_runs_it() -> None:
+    config = json.dumps(
+        {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, "torch_dtype": "float16"}
+    )
+    kv = KvDoc(checkpoint="engines/x.json", dtype="fp8", tensor_parallel=2, tokens_per_block=32)
+    assert read_checkpoint(config.encode(), kv) == KvProfile(2 * 4 * 8 * 64, 32)
+    assert read_checkpoint(config.encode(), KvDoc(checkpoint="engines/x.json")) == KvProfile(4 * 4 * 8 * 64, 16)
+
+
+def test_one_kind_is_not_taken_for_the_other() -> None:
+    checkpoint = b'{"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 512, "torch_dtype": "float16"}'
+    assert "write it as kv.checkpoint" in str(read_engine(checkpoint))
+    assert "write it as kv.engine_config" in str(read_checkpoint(engine(), KvDoc(checkpoint="engines/x.json")))

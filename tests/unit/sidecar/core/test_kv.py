@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sidecar.core.kv import MLA_FP8_BYTES, KvDtype, KvGeometry, kv_blocks, kv_bytes
 from sidecar.core.model import KvProfile
-from sidecar.triton.kv import MLA_FP8_BYTES, KvDtype, KvGeometry, kv_blocks, kv_bytes
 
 G, D = KvGeometry, KvDtype
 MIB = 2**20

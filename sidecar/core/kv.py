@@ -70,5 +70,9 @@ def kv_blocks(prompt_tokens: int, output_tokens: int, sequences: int, tokens_per
 
 def kv_bytes(profile: KvProfile, prompt_tokens: int, output_tokens: int, sequences: int = 1) -> int:
     """Bytes of KV cache over all ranks, whole blocks."""
-    blocks = kv_blocks(prompt_tokens, output_tokens, sequences, profile.tokens_per_block)
+    size, window = profile.tokens_per_block, profile.window
+    blocks = kv_blocks(prompt_tokens, output_tokens, sequences, size)
+    if window is not None:
+        # What has left the window is given back a block at a time, so one more than fits into it may be held.
+        blocks = min(blocks, sequences * (-(-window // size) + 1))
     return blocks * profile.tokens_per_block * profile.bytes_per_token

@@ -1,0 +1,47 @@
+"""`warden models inspect`: the arithmetic line by line, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from sidecar.cli.main import build
+from tests.unit.sidecar.core.test_geometry import LLAMA_70B, checkpoint, engine
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    found = CliRunner().invoke(build("models"), ["models", "inspect", *arguments])
+    return found.exit_code, found.stdout, found.stderr
+
+
+def test_the_arithmetic_is_printed(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(engine(LLAMA_70B, tp=16))
+    code, out, _ = run(str(tmp_path))
+    assert code == 0
+    assert "80 layers x 1 KV heads x 2 (keys and values) x 128 values x 2 bytes = 40,960 bytes" in out
+    assert "16 ranks for 8 KV heads: each is held more than once" in out
+    assert "a token on 16 ranks: 655,360 bytes" in out
+    assert "8,192 tokens: 128 blocks = 5,368,709,120 bytes" in out
+    assert "kv: {bytes_per_token: 655360, tokens_per_block: 64}" in out
+
+
+def test_json(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    file.write_bytes(checkpoint(LLAMA_70B))
+    code, out, _ = run(str(file), "--json", "--dtype", "fp8", "--tokens-per-block", "32")
+    told = json.loads(out)
+    assert code == 0
+    assert (told["bytes_per_token"], told["tokens_per_block"], told["bytes_per_block"]) == (163_840, 32, 5_242_880)
+    assert {"what": "bytes an element", "value": "1", "source": "as stated: fp8"} in told["steps"]
+
+
+def test_what_cannot_be_read_is_wrong_use(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    code, _, said = run(str(file))
+    assert (code, "No such file" in said) == (2, True)
+    file.write_text("{}")
+    code, out, said = run(str(file), "--json")
+    assert (code, out) == (2, "")
+    assert "is no model's config.json" in said
