@@ -28,6 +28,7 @@ def inspect_command(
     dtype: Annotated[str | None, typer.Option(help="The KV cache's type, where the server is told another.")] = None,
     tokens_per_block: Annotated[int | None, typer.Option(min=1, max=4096, help="Of a checkpoint; vLLM: 16.")] = None,
     tensor_parallel: Annotated[int | None, typer.Option(min=1, max=1024, help="Of a checkpoint: its GPUs.")] = None,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
 ) -> None:
     """Read a TensorRT-LLM engine's or a Hugging Face config.json and print its KV bytes per token."""

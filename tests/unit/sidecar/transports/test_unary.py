@@ -52,6 +52,7 @@ class Rewriting(TritonReader):
     __slots__ = ("forward",)
 
     def __init__(self, forward: Forward) -> None:
+        super().__init__()
         self.forward = forward
 
     def isolate(self, *_: object) -> Forward:
