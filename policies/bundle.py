@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
+from policies import limits
 from policies.access import Access, compile_access
 from policies.document import (
     BundleDoc,
@@ -18,6 +19,7 @@ from policies.document import (
     ChangeDoc,
     ClassDoc,
     KvDoc,
+    ModelDoc,
     ModelsDoc,
     PlansDoc,
     ResidencyDoc,
@@ -29,7 +31,7 @@ from policies.residency import Place, within
 from policies.tenant import Tenant, compile_tenant
 from policies.versions import PrefixCache, alias_problems, canary, prefix_cache, version_problems
 from policies.yamlfile import Document, KeyPath, Problem, parse, suggest, validate
-from sidecar.core.model import Contract, KvProfile, Limits, ModelProfile
+from sidecar.core.model import Contract, KvProfile, Limits, ModelProfile, PoolSize
 
 __all__ = ["Bundle", "Case", "Tenant", "compile_bundle", "load"]
 
@@ -189,9 +191,19 @@ class _Compiler:
                 model.classification,
                 canary(model.canary),
                 model.digests,
+                self._pool(document, name, model),
             )
             for name, model in models.items()
         }
+
+    def _pool(self, document: Document, name: str, model: ModelDoc) -> PoolSize:
+        size, kv = model.pool.kv_memory, model.kv
+        if isinstance(size, int) and kv is not None and kv.bytes_per_token and kv.tokens_per_block:
+            block = kv.bytes_per_token * kv.tokens_per_block
+            if size < block:
+                message = f"is less than one block of the model's KV cache ({block} bytes)"
+                self._problems.append(document.problem((name, "pool", "kv_memory"), message))
+        return PoolSize(size if isinstance(size, int) else None, model.pool.concurrency)
 
     def _kv(self, document: Document, model: str, kv: KvDoc) -> KvProfile | None:
         if kv.file is None:
@@ -250,8 +262,9 @@ class _Compiler:
                 self._problems.append(document.problem(("plan",), message))
             tenant = tenants[doc.tenant] = compile_tenant(name, doc, plan)
             for resolved in (tenant.limits, *(those for _, those in tenant.later)):
-                self._memory(document, doc, resolved, models or {})
+                self._limits(document, doc, resolved, models or {})
             self._declared(document, doc)
+        self._guarantees(tenants, models or {})
         return tenants
 
     def _known(self, name: str) -> Tenant | None:
@@ -329,16 +342,25 @@ class _Compiler:
                 message = f"no such {what} in bundle.yaml{suggest(entry, known)}"
                 self._problems.append(document.problem((*path, index), message))
 
-    def _memory(self, document: Document, doc: TenantDoc, resolved: Limits, models: Mapping[str, ModelProfile]) -> None:
-        """A KV quota too small for one block of a listed model would refuse that model's every call."""
-        if resolved.kv_bytes is None:
-            return
+    def _limits(self, document: Document, doc: TenantDoc, resolved: Limits, models: Mapping[str, ModelProfile]) -> None:
+        for message in limits.contradictions(resolved):
+            self._problems.append(document.problem(("limits",), message))
         for index, grant in enumerate(doc.models):
-            for model in models.values():
-                block = model.kv.bytes_per_token * model.kv.tokens_per_block if model.kv else 0
-                if block > resolved.kv_bytes and fnmatchcase(model.name, grant.model):
-                    message = f"kv_memory ({resolved.kv_bytes} bytes) is less than one block of {model.name} ({block})"
-                    self._problems.append(document.problem(("models", index), message))
+            for message in limits.too_small(resolved, models.values(), grant.model):
+                self._problems.append(document.problem(("models", index), message))
+
+    def _guarantees(self, tenants: Mapping[str, Tenant], models: Mapping[str, ModelProfile]) -> None:
+        """More than the whole of a pool can't be guaranteed, at whatever time."""
+        moments = sorted({begins for tenant in tenants.values() for begins, _ in tenant.later})
+        active = [tenant for tenant in tenants.values() if tenant.active]
+        for model in models.values():
+            users = [each for each in active if any(fnmatchcase(model.name, pattern) for pattern in each.models)]
+            for moment in (float("-inf"), *moments):
+                shares = [each.limits_at(moment).share.guaranteed for each in users]
+                message = limits.overcommitted(model, [share for share in shares if share])
+                if message is not None:
+                    self._problems.append(Problem("models.yaml", 1, 1, f"{model.name}.pool", message))
+                    break
 
     def _access(self, models: Mapping[str, ModelProfile] | None) -> Access | list[Problem]:
         tenants = self._tenant_names()

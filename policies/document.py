@@ -19,9 +19,9 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from policies.units import Duration, Moment, Rate, Size
+from policies.units import Duration, Moment, Part, Rate, Size, parse_duration, parse_size
 from policies.versions import CanaryDoc, Digest, PrefixCacheDoc, Version
-from sidecar.core.model import Contract
+from sidecar.core.model import Contract, Quantity
 from sidecar.core.reasons import Reason
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "LimitsDoc",
     "ModelDoc",
     "ModelsDoc",
+    "NarrowDoc",
     "PlanDoc",
     "PlansDoc",
     "RedactDoc",
@@ -48,6 +49,7 @@ __all__ = [
 
 MODEL_NAME_LENGTH: Final = 256  # characters; Triton's own names are directory names
 DATA_CLASS_LENGTH: Final = 64
+QUEUE_MAX: Final = 10.0  # seconds: longer, callers should be told to come back
 _RETENTION: Final = re.compile(r"([1-9][0-9]{0,4})d")
 
 # What `authorise` can answer; the other reasons are not a policy's to give.
@@ -67,6 +69,23 @@ def _limit(value: Any) -> Any:
     if value is None:
         raise ValueError("is empty; write a limit, or unlimited")
     return None if value == "unlimited" else value
+
+
+def _on_limit(value: Any) -> float:
+    """``refuse``, or ``queue 200ms``: seconds to wait."""
+    if value == "refuse":
+        return 0.0
+    verb, _, written = value.partition(" ") if isinstance(value, str) else ("", "", "")
+    if verb != "queue":
+        raise ValueError("should be refuse, or queue and how long, such as queue 200ms")
+    seconds = parse_duration(written)
+    if not 0 < seconds <= QUEUE_MAX:
+        raise ValueError(f"a call may be queued for more than nothing and at most {QUEUE_MAX:g}s")
+    return seconds
+
+
+def _pool_size(value: Any) -> Any:
+    return value if value == "live" else parse_size(value)
 
 
 def _days(value: Any) -> int | None:
@@ -224,6 +243,19 @@ class KvDoc(_Doc):
         return self.engine_config or self.checkpoint
 
 
+class PoolDoc(_Doc):
+    """What the model has to share among its tenants, by each one's plan. Without it nothing is shared out.
+
+    ``kv_memory: live``: what Triton's own metrics say (TensorRT-LLM's C++ backend).
+    """
+
+    kv_memory: Annotated[
+        Literal["live"] | Annotated[int, Field(gt=0)] | None,
+        BeforeValidator(_pool_size, json_schema_input_type=Literal["live"] | Size),
+    ] = None
+    concurrency: Count | None = None
+
+
 class ModelDoc(_Doc):
     """How one model is to be read and what it takes. Models that the file doesn't name are ``generic``."""
 
@@ -232,6 +264,7 @@ class ModelDoc(_Doc):
     default_tokens: Count = 16  # vLLM's own default for an absent max_tokens
     max_tokens: Count = 4096
     groups: tuple[Name, ...] = Field(default=(), max_length=32)
+    pool: PoolDoc = PoolDoc()
     classification: Annotated[bool, Field(strict=True)] = False  # true only where every output is numeric
     canary: CanaryDoc | None = None
     # By version, of its directory: for records where the sidecar can't read triton.model_repository itself.
@@ -246,6 +279,8 @@ class ModelDoc(_Doc):
             raise ValueError("a generic model has no tokens, so kv means nothing")
         if self.contract is Contract.GENERIC and "prefix_cache" in self.model_fields_set:
             raise ValueError("a generic model has no prefix cache, so prefix_cache means nothing")
+        if self.kv is None and self.pool.kv_memory is not None:
+            raise ValueError("pool.kv_memory can't be shared out without kv: nobody knows what a call takes")
         if self.contract is not Contract.GENERIC and self.classification:
             raise ValueError("a language model's output is text, and Triton dies when asked to classify text")
         return self
@@ -263,18 +298,71 @@ class ModelsDoc(RootModel[dict[ModelName, ModelDoc]]):
 class RequestsDoc(_Doc):
     """``rate`` on average, ``burst`` at once."""
 
-    rate: Rate
-    burst: Count
+    rate: Annotated[Rate, Field(le=1e6)]
+    burst: Annotated[Count, Field(le=10**7)]
 
 
 class TokensDoc(_Doc):
-    """Prompt and requested output tokens, reserved up front."""
+    """Prompt and requested output tokens, reserved up front.
 
-    per_minute: Count
+    ``reserve: expected``: what nineteen of twenty of the tenant's calls to the model use, and more as a call needs it;
+    a call for which the budget then has no more is ended.
+    """
+
+    per_minute: Annotated[Count, Field(le=10**12)]
+    reserve: Literal["full", "expected"] = "full"
+
+
+class ComputeDoc(_Doc):
+    """The time that models without tokens work for the tenant."""
+
+    seconds_per_minute: Annotated[float, Field(gt=0, le=10**6)]
+
+
+class ShareDoc(_Doc):
+    """Of each model's pool: what is given back to the tenant first, and the most it may borrow up to."""
+
+    guaranteed: Part = 0
+    burst: Part = 1000
+
+    @model_validator(mode="after")
+    def _not_beyond(self) -> Self:
+        if self.burst == 0:
+            raise ValueError("a burst of nothing admits nothing")
+        if self.guaranteed > self.burst:
+            raise ValueError("guaranteed is more than burst")
+        return self
+
+
+Shadow = Annotated[tuple[Quantity, ...], Field(max_length=len(Quantity))]
+
+
+class NarrowDoc(_Doc):
+    """Limits of one model, or of each key, beside the tenant's own; what isn't written isn't limited."""
+
+    requests: Annotated[RequestsDoc | None, Limited] = None
+    tokens: Annotated[TokensDoc | None, Limited] = None
+    compute: Annotated[ComputeDoc | None, Limited] = None
+    concurrency: Annotated[Count | None, Limited] = None
+    kv_memory: Annotated[Size | None, Limited] = None
+    tensor_memory: Annotated[Size | None, Limited] = None
+    shadow: Shadow = ()
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if not self.model_fields_set - {"shadow"}:
+            raise ValueError("limits nothing")
+        return self
+
+
+NarrowByModel = Annotated[dict[ModelPattern, NarrowDoc], Field(max_length=256)]
+OnLimit = Annotated[
+    float, BeforeValidator(_on_limit, json_schema_input_type=Annotated[str, Field(pattern="^(refuse|queue .+)$")])
+]  # seconds that a call may wait for room
 
 
 class PlanDoc(_Doc):
-    """A plan states all five quotas; what isn't limited says ``unlimited``.
+    """A plan states the first five quotas; what isn't limited says ``unlimited``. The rest may be left out.
 
     ``priority`` and ``queue_timeout`` bound what a request may ask of Triton's queue: 1 is its best priority. Left out,
     a request may ask for neither, and gets the model's defaults.
@@ -288,6 +376,12 @@ class PlanDoc(_Doc):
     priority: Priority | None = None
     queue_timeout: Duration | None = None
     aliases: dict[ModelName, ModelName] = Field(default={}, max_length=100)  # what a tenant asks for → what answers
+    compute: Annotated[ComputeDoc | None, Limited] = None
+    share: ShareDoc = ShareDoc()
+    shadow: Shadow = ()
+    on_limit: OnLimit = 0.0
+    per_model: NarrowByModel = {}
+    per_key: NarrowDoc | None = None
 
 
 class LimitsDoc(_Dated):
@@ -300,6 +394,12 @@ class LimitsDoc(_Dated):
     tensor_memory: Annotated[Size | None, Limited] = None
     priority: Priority | None = None
     queue_timeout: Duration | None = None
+    compute: Annotated[ComputeDoc | None, Limited] = None
+    share: ShareDoc = ShareDoc()
+    shadow: Shadow = ()
+    on_limit: OnLimit = 0.0
+    per_model: NarrowByModel = {}
+    per_key: NarrowDoc | None = None
 
 
 class PlansDoc(RootModel[dict[Name, PlanDoc]]):

@@ -12,6 +12,7 @@ from policies import residency
 from policies.access import Answer, Question
 from policies.bundle import Bundle
 from policies.document import DATA_CLASS_LENGTH, MODEL_NAME_LENGTH
+from policies.limits import narrower
 from policies.memory import Key, Memory, address, further
 from policies.moments import Interval, interval, time_of_day
 from policies.residency import Place
@@ -189,11 +190,13 @@ class LoadedPolicy:
             # The model's rule decides where there is one; else the tenant's being active is all there was to decide.
             rule = found.rule if name in ("status", "model") and found.rule else rule
         healthy = asked.action is not Action.HEALTH or self._resident(asked) is None
+        limits = tenant.limits_at(at)
         return Verdict(
             rule=rule,
             bundle=self._bundle.digest,
             profile=self.profile(asked.model),
-            limits=tenant.limits_at(at),
+            limits=limits,
+            model_limits=narrower(limits, asked.model),
             audit=tenant.audit,
             data_class=residency.label(tenant.residency, asked.classes, self._bundle.regions),
             may_trace=healthy and residency.traced(tenant.residency, asked.classes, self._place),

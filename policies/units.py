@@ -11,10 +11,12 @@ from pydantic import BeforeValidator, Field
 __all__ = [
     "Duration",
     "Moment",
+    "Part",
     "Rate",
     "Size",
     "parse_duration",
     "parse_moment",
+    "parse_part",
     "parse_rate",
     "parse_size",
 ]
@@ -25,6 +27,7 @@ _SIZE: Final = re.compile(rf"{_NUMBER}(B|KiB|MiB|GiB|TiB)?\s*")
 _SIZE_UNITS: Final = {None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _DURATION: Final = re.compile(rf"{_NUMBER}(ms|s|m|h|d)\s*")
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART: Final = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9])?)\s*%\s*")
 _RATE: Final = re.compile(rf"{_NUMBER}/\s*(s|m|h)\s*")
 _RATE_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -80,8 +83,18 @@ def _written(pattern: re.Pattern[str]) -> Any:
     return Annotated[str, Field(pattern=f"^(?:{pattern.pattern})$")]
 
 
+def parse_part(value: Any) -> int:
+    """``25%`` → thousandths; at most one decimal place. Raises ``ValueError``."""
+    match = _PART.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("is not a part; write a percentage such as 25%")
+    return round(float(match[1]) * 10)
+
+
 # What is read (bytes; seconds; a second; seconds since the epoch), and what an editor is told may be written.
 Size = Annotated[int, BeforeValidator(parse_size, json_schema_input_type=int | _written(_SIZE)), Field(gt=0)]
 Duration = Annotated[float, BeforeValidator(parse_duration, json_schema_input_type=_written(_DURATION)), Field(gt=0)]
 Rate = Annotated[float, BeforeValidator(parse_rate, json_schema_input_type=_written(_RATE)), Field(gt=0)]
 Moment = Annotated[float, BeforeValidator(parse_moment, json_schema_input_type=_written(_DAY) | _written(_MOMENT))]
+# Thousandths.
+Part = Annotated[int, BeforeValidator(parse_part, json_schema_input_type=_written(_PART)), Field(ge=0, le=1000)]

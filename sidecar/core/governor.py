@@ -31,6 +31,7 @@ from sidecar.core.model import (
     Outcome,
     OutcomeKind,
     Principal,
+    Reservation,
     ResponseFacts,
     Usage,
     Verdict,
@@ -42,6 +43,8 @@ from sidecar.core.routing import NO_ROUTE, route
 from sidecar.core.scope import outside
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sidecar.core.ports import Identity, Instruments, Policies, Policy, Quotas, Reader, Recorder, Sees
 
 __all__ = [
@@ -111,8 +114,10 @@ class Governor:
         self._mode = mode
         self._lock = threading.Lock()
         self._live: dict[str, Recorded] = {}
+        self._running: dict[str, Reservation] = {}
         self._owed = Owed()
         self._draining = False
+        self.on_room: Callable[[], None] = _nobody_waits  # called whenever a call has given something back
 
     @property
     def mode(self) -> Mode:
@@ -193,10 +198,12 @@ class Governor:
             d.routed()
         forward = d.isolated(reader.isolate(call, d.who, d.facts, d.allowed, at, self._sees(d.policy, d.who)))
         demand = reader.demand(d.facts, d.allowed.profile) if call.method.action is Action.INFER else Demand()
+        who, allowed = d.who, d.allowed
         with self._lock:
             held = self._ports.quotas.reserve(
-                d.who.tenant, d.allowed.profile.name, d.allowed.limits, demand, at, enforce=not d.observe
-            )
+                who.tenant, allowed.profile.name, allowed.limits, demand, at, enforce=not d.observe,
+                key=who.key_id or who.name, model_limits=allowed.model_limits, pool=allowed.profile.pool,
+            )  # fmt: skip
         if isinstance(held, Denial):
             raise _Stop(held)
         would_refuse = d.denial or d.allowed.would_refuse or held.over
@@ -262,6 +269,7 @@ class Governor:
     def _give_back(self, admission: Admission, at: Instant) -> None:
         with self._lock:
             self._ports.quotas.settle(admission.reservation, Usage(), at)
+        self.on_room()
 
     def refuse(self, refused: Refused, at: Instant) -> Refused:
         """Record and count a refusal. It stands even if it can't be recorded: nothing was forwarded."""
@@ -281,16 +289,25 @@ class Governor:
     # --- while it runs ---------------------------------------------------------------------------------------------
 
     def deliver(self, recorded: Recorded, message: bytes, at: Instant) -> ResponseFacts | Denial:
-        """Meter one response message before the client is sent it. A Denial (AUDIT_UNAVAILABLE) cuts the call off."""
+        """Meter one response message before the client is sent it. A Denial cuts the call off.
+
+        AUDIT_UNAVAILABLE: what it says cannot be recorded; RATE_TOKENS: its tenant's budget has none left for it.
+        """
         admission = recorded.admission
         sees = self._sees(self._ports.policies.current(), admission.principal)
         facts = self._ports.reader.response(admission, message, sees)
+        spent: Denial | None = None
         with self._lock:
             recorded.count(facts, at)
             behind = recorded.lag(at)
+            if facts.texts or facts.output_tokens:
+                tokens, exact = recorded.tokens
+                spent = self._ports.quotas.grow(admission.reservation, tokens, at, exact=exact)
         if behind:
             self._catch_up(recorded, at)
-        return facts if recorded.lost is None or self._mode is Mode.OBSERVE else recorded.lost
+        if self._mode is Mode.OBSERVE:
+            return facts
+        return recorded.lost or spent or facts
 
     def sweep(self, at: Instant) -> None:
         """Journal output that would fall behind, and endings that could not be; called every 50 ms by the runtime."""
@@ -312,8 +329,10 @@ class Governor:
                 recorded.lost = recorded.lost or denial
                 self._ports.instruments.unrecorded(denial)
 
-    def settle(self, recorded: Recorded, outcome: Outcome, at: Instant) -> Denial | None:
+    def settle(self, recorded: Recorded, outcome: Outcome, at: Instant, *, running: bool = False) -> Denial | None:
         """End a call, exactly once: journal its outcome, give back what it held, count it.
+
+        ``running``: Triton has not ended it yet. Its slot and its memory are then held until ``release``.
 
         Call it before the final frame is sent. A Denial (AUDIT_UNAVAILABLE) means that the outcome, or output before
         it, could not be journaled: the client must not be told that the call completed. Such an outcome is journaled by
@@ -326,7 +345,13 @@ class Governor:
                 recorded.settled = True
                 usage, output = recorded.usage(at), recorded.take(at)
                 self._live.pop(recorded.admission.call.id, None)
-                self._ports.quotas.settle(recorded.admission.reservation, usage, at)
+                reservation = recorded.admission.reservation
+                held = self._ports.quotas.settle(reservation, usage, at, running=running)
+                usage = replace(usage, kv_byte_ms=held) if held else usage
+                if running:
+                    self._running[recorded.admission.call.id] = reservation
+            if not running:
+                self.on_room()
             if recorded.lost is not None and outcome.kind is OutcomeKind.COMPLETED and self._mode is Mode.ENFORCE:
                 outcome = _unrecorded(recorded.lost)
             try:
@@ -344,6 +369,20 @@ class Governor:
         self._ports.instruments.settled(recorded, outcome, usage)
         return denial or recorded.lost if self._mode is Mode.ENFORCE else None
 
+    def release(self, call_id: str, at: Instant) -> None:
+        """Triton has ended a call that was settled while it ran on. Harmless for any other, and twice."""
+        with self._lock:
+            reservation = self._running.pop(call_id, None)
+            if reservation is None:
+                return
+            self._ports.quotas.release(reservation, at)
+        self.on_room()
+
+    @property
+    def running_on(self) -> int:
+        """Calls that are settled, but that Triton has not ended yet."""
+        return len(self._running)
+
     def _owe(self, ending: Ending) -> None:
         """Without its admission in the journal a call isn't open there, and its end has nothing to be joined to."""
         if ending.recorded.in_journal:
@@ -352,6 +391,10 @@ class Governor:
 
 def _everything(model: str, version: str) -> bool:  # noqa: ARG001 — a ``Sees``
     return True
+
+
+def _nobody_waits() -> None:
+    """No wire has asked to be told yet."""
 
 
 def _unrecorded(denial: Denial) -> Outcome:

@@ -41,6 +41,7 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "ParameterValue",
+    "PoolSize",
     "Principal",
     "Quantity",
     "Redaction",
@@ -48,6 +49,7 @@ __all__ = [
     "Reservation",
     "ResponseFacts",
     "Secret",
+    "Share",
     "TensorFacts",
     "TraceContext",
     "Undo",
@@ -292,6 +294,8 @@ class Denial(Struct, frozen=True):
     rule: str = ""
     internal: str = ""
     metadata: tuple[tuple[str, str], ...] = ()  # extra ErrorInfo metadata
+    queue_ns: int = 0  # how long the call may wait for room instead of being refused at once
+    policy: tuple[int, int] = (0, 0)  # the quota and its window (s), as the RateLimit-Policy field states them
 
     @property
     def public(self) -> str:
@@ -307,8 +311,33 @@ class RequestRate(Struct, frozen=True):
     burst: int
 
 
+class Quantity(StrEnum):
+    """What a quota counts, in the order it is tried."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    COMPUTE = "compute"
+    CONCURRENCY = "concurrency"
+    KV_BYTES = "kv_bytes"
+    TENSOR_BYTES = "tensor_bytes"
+
+
+class Share(Struct, frozen=True):
+    """A tenant's part of each model's pool, in thousandths: what it always gets back first, and the most it may hold.
+
+    Between the two it borrows what others leave idle.
+    """
+
+    guaranteed: int = 0
+    burst: int = 1000
+
+
 class Limits(Struct, frozen=True):
-    """One tenant's quotas on this pod; None is "not limited".
+    """The quotas of one account on this pod: a tenant, a tenant's model, or a key; None is "not limited".
+
+    ``expected``: of tokens, reserve what nineteen of twenty such calls use, not the most a call may use.
+    ``shadow``: decided and counted, not enforced. ``queue_ns``: how long a call may wait for room before it is refused.
+    ``models`` (globs, the first that fits) and ``per_key`` are further limits, each with balances of its own.
 
     ``priority``: the best (lowest) queue priority it may ask Triton for; ``queue_timeout_us``: the longest its request
     may ask to wait in Triton's queue. None of these two: what a request asks for is left to the model's default.
@@ -321,6 +350,20 @@ class Limits(Struct, frozen=True):
     tensor_bytes: int | None = None
     priority: int | None = None
     queue_timeout_us: int | None = None
+    compute_per_minute: int | None = None  # ms of the model's time
+    expected: bool = False
+    shadow: frozenset[Quantity] = frozenset()
+    queue_ns: int = 0
+    share: Share = Share()
+    models: tuple[tuple[str, Limits], ...] = ()
+    per_key: Limits | None = None
+
+
+class PoolSize(Struct, frozen=True):
+    """What a model has to share among its tenants; None is "not known", and then not shared out."""
+
+    kv_bytes: int | None = None
+    concurrency: int | None = None
 
 
 class KvProfile(Struct, frozen=True):
@@ -347,6 +390,7 @@ class ModelProfile(Struct, frozen=True):
     classification: bool = False
     canary: Canary | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    pool: PoolSize = PoolSize()
 
 
 class AuditLevel(StrEnum):
@@ -404,27 +448,25 @@ class Verdict(Struct, frozen=True):
     would_refuse: Denial | None = None
     alias: str = ""
     route: Route = NO_ROUTE
+    model_limits: Limits | None = None  # of this tenant and this model together, beside ``limits``
 
 
 # --- what it holds and how it ends --------------------------------------------------------------------------------
 
 
-class Quantity(StrEnum):
-    """What a quota counts, in the order it is tried."""
-
-    REQUESTS = "requests"
-    TOKENS = "tokens"
-    CONCURRENCY = "concurrency"
-    KV_BYTES = "kv_bytes"
-    TENSOR_BYTES = "tensor_bytes"
-
-
 class Demand(Struct, frozen=True):
-    """What a call asks of the quotas, worst case: tokens (prompt + requested × sequences), bytes of KV and tensors."""
+    """What a call asks of the quotas, worst case: tokens (prompt + requested × sequences), bytes of KV and tensors.
+
+    ``prompt_tokens`` is the part of ``tokens`` that is known beforehand. ``timed``: a call without tokens, which is
+    charged for the time its model takes.
+    """
 
     tokens: int = 0
     kv_bytes: int = 0
     tensor_bytes: int = 0
+    prompt_tokens: int = 0
+    timed: bool = False
+    kv_block: KvProfile | None = None  # in what steps its KV cache grows
 
 
 class Reservation(Struct, frozen=True):
@@ -524,3 +566,4 @@ class Usage(Struct, frozen=True):
     first_response_ns: int | None = None
     duration_ns: int = 0
     model_version: str = ""
+    kv_byte_ms: int = 0  # bytes of KV cache held × ms

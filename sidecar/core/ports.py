@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Method,
         ModelProfile,
         Outcome,
+        PoolSize,
         Principal,
         Reservation,
         ResponseFacts,
@@ -99,13 +100,28 @@ class Quotas(Protocol):
     """Reserve before, settle after (``sidecar.quotas``). Called under the governor's lock."""
 
     def reserve(
-        self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool
-    ) -> Reservation | Denial:
-        """All or none. With ``enforce=False`` always a Reservation, whose ``over`` says what would be refused."""
+        self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool, key: str = "",
+        model_limits: Limits | None = None, pool: PoolSize | None = None,
+    ) -> Reservation | Denial:  # fmt: skip
+        """All or none. With ``enforce=False`` always a Reservation, whose ``over`` says what would be refused.
+
+        ``key``: whom ``limits.per_key`` counts apart. ``pool``: what the bundle states of the model's pool.
+        """
         ...
 
-    def settle(self, reservation: Reservation, usage: Usage, at: Instant) -> None:
-        """Give back what was reserved and not used; exactly once per reservation."""
+    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool) -> Denial | None:
+        """A running call has used ``tokens`` by now, prompt and output. A Denial ends it: its budget is spent."""
+        ...
+
+    def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
+        """Give back what was reserved and not used; exactly once per reservation. Returns KV-cache byte-milliseconds.
+
+        ``running``: Triton hasn't ended the call yet, so its slot and memory stay held until ``release``.
+        """
+        ...
+
+    def release(self, reservation: Reservation, at: Instant) -> None:
+        """Triton has ended a call that was settled ``running``; exactly once."""
         ...
 
 

@@ -58,6 +58,7 @@ class Reason(StrEnum):
     REQUEST_TOO_LARGE = "REQUEST_TOO_LARGE"
     RATE_REQUESTS = "RATE_REQUESTS"
     RATE_TOKENS = "RATE_TOKENS"
+    RATE_COMPUTE = "RATE_COMPUTE"
     CONCURRENCY = "CONCURRENCY"
     MEMORY_KV = "MEMORY_KV"
     MEMORY_TENSOR = "MEMORY_TENSOR"
@@ -112,6 +113,7 @@ REASONS: Final[dict[Reason, ReasonRow]] = {
     Reason.REQUEST_TOO_LARGE: ReasonRow(_I, 413, "the request is too large"),
     Reason.RATE_REQUESTS: ReasonRow(_R, 429, "request rate exceeded", retryable=True),
     Reason.RATE_TOKENS: ReasonRow(_R, 429, "token budget exceeded", retryable=True),
+    Reason.RATE_COMPUTE: ReasonRow(_R, 429, "compute-time budget exceeded", retryable=True),
     Reason.CONCURRENCY: ReasonRow(_R, 429, "too many calls in flight", retryable=True),
     Reason.MEMORY_KV: ReasonRow(_R, 429, "KV-cache memory quota exceeded", retryable=True),
     Reason.MEMORY_TENSOR: ReasonRow(_R, 429, "tensor memory quota exceeded", retryable=True),

@@ -124,6 +124,12 @@ class Recorded:
         """Output tokens where the backend counts none: one a text, or more where their length makes more likely."""
         return max(self._texts, -(-self.delivered_bytes // _BYTES_PER_TOKEN))
 
+    @property
+    def tokens(self) -> tuple[int, bool]:
+        """Prompt and output so far, and whether the backend counted the output."""
+        output = self._counted if self._exact_out else self._estimated()
+        return self._input_tokens + output, self._exact_out
+
     def usage(self, at: Instant) -> Usage:
         return Usage(
             input_tokens=self._input_tokens,

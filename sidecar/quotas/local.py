@@ -1,62 +1,79 @@
-"""The quotas of one pod (``ports.Quotas``): all five reserved together before a call, settled once after it."""
+"""The quotas of one pod (``ports.Quotas``): all reserved together before a call, settled once after it.
+
+A call has up to three accounts (its tenant's, its tenant's and model's, its key's) and its model's pools. All of them
+are asked before any is taken from, so a refusal has taken nothing.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Final, TypeVar
 
-from sidecar.core.model import Demand, Denial, Instant, Limits, Quantity, Reservation, Usage
-from sidecar.core.reasons import Reason
-from sidecar.quotas.budget import Budget
-from sidecar.quotas.gcra import Gcra
-from sidecar.quotas.ledger import Ledger
+import msgspec
 
-# States examined whenever one more tenant is first seen. Idle ones are forgotten (they equal new ones), so what is kept
-# is what is busy; two at a time shrinks faster than one at a time grows.
+from sidecar.core.model import Demand, Denial, Instant, Limits, PoolSize, Quantity, Reservation, Usage
+from sidecar.quotas.account import Account, Ask
+from sidecar.quotas.expected import Usual
+from sidecar.quotas.pool import Pool
+from sidecar.quotas.words import NAMES, REASON_OF, denial, refusal
+
+__all__ = ["REASON_OF", "Held", "LocalQuotas", "limits_for"]
+
+# States examined whenever one more account is first seen. Idle ones are forgotten (they equal new ones), so what is
+# kept is what is busy; two at a time shrinks faster than one at a time grows.
 _SWEEP: Final = 2
-_UNLIMITED: Final = Limits()
+_USUAL: Final = 8192  # tenants' models whose usual use is known, the least recently used forgotten
+_POOLS: Final = 1024  # models
+_RATES: Final = frozenset({Quantity.REQUESTS, Quantity.TOKENS, Quantity.COMPUTE})
+_NONE: Final[frozenset[Quantity]] = frozenset()
+_STEP: Final = 32  # tokens a stream that outgrows what was expected takes at a time, where there are as many
+_UNSIZED: Final = PoolSize()
+_NOTHING: Final = Ask()
 
-REASON_OF: Final[dict[Quantity, Reason]] = {
-    Quantity.REQUESTS: Reason.RATE_REQUESTS,
-    Quantity.TOKENS: Reason.RATE_TOKENS,
-    Quantity.CONCURRENCY: Reason.CONCURRENCY,
-    Quantity.KV_BYTES: Reason.MEMORY_KV,
-    Quantity.TENSOR_BYTES: Reason.MEMORY_TENSOR,
-}
-
-
-class Held(Reservation, frozen=True):
-    """A reservation made here; ``budgeted`` says whether its tokens were taken from the budget."""
-
-    budgeted: bool = False
+K = TypeVar("K")
+Pools = tuple[tuple[Pool, int], ...]
 
 
 @dataclass(slots=True)
-class _Tenant:
-    limits: Limits = _UNLIMITED
-    rate: Gcra = field(default_factory=Gcra)
-    budget: Budget = field(default_factory=Budget)
-    ledger: Ledger = field(default_factory=Ledger)
+class _Meter:
+    """What a call holds by now; the rest of a reservation never changes."""
 
-    def configure(self, limits: Limits, at_ns: int) -> None:
-        """Keep every balance; a rate or budget that was not limited starts with nothing owed."""
-        if limits.requests is not None:
-            self.rate.configure(limits.requests, at_ns)
-        if limits.tokens_per_minute is not None:
-            self.budget.configure(limits.tokens_per_minute, at_ns)
-        self.limits = limits
+    covered: int  # tokens taken from the budget
+    kv_now: int = 0  # bytes that its tokens so far fill
+    kv_byte_ms: int = 0
+    seen_ns: int = 0
+    settled: bool = False
+    released: bool = False
 
-    def idle(self, at_ns: int) -> bool:
-        return self.ledger.calls == 0 and self.rate.idle(at_ns) and self.budget.idle(at_ns)
+
+class Held(Reservation, frozen=True):
+    """A reservation made here. ``taken`` names, by account, the limits of time that it was taken from."""
+
+    taken: tuple[tuple[Account, frozenset[Quantity]], ...] = ()
+    ask: Ask = _NOTHING
+    usual: Usual | None = None
+    pools: Pools = ()
+    meter: _Meter = msgspec.field(default_factory=lambda: _Meter(0))
+
+
+def limits_for(limits: Limits, model: str) -> Limits | None:
+    """The tenant's further limits for ``model``: the first pattern that covers it."""
+    return next((each for pattern, each in limits.models if fnmatchcase(model, pattern)), None)
 
 
 class LocalQuotas:
     """Implements ``ports.Quotas`` for this pod alone. Not locked: the governor calls it under its own lock."""
 
     def __init__(self) -> None:
-        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        self._tenants: OrderedDict[str, Account] = OrderedDict()
+        # Apart: making one forgets idle ones, among which another of the same call, not booked yet, would be.
+        self._models: OrderedDict[tuple[str, str], Account] = OrderedDict()
+        self._keys: OrderedDict[tuple[str, str], Account] = OrderedDict()
+        self._usual: OrderedDict[tuple[str, str], Usual] = OrderedDict()
+        self._pools: dict[tuple[str, Quantity], Pool] = {}
+        self._live: dict[str, PoolSize] = {}
 
     def __len__(self) -> int:
         """Tenants whose state is kept."""
@@ -76,154 +93,262 @@ class LocalQuotas:
         """The tenants whose state is kept, for a metrics snapshot from another thread."""
         return tuple(self._tenants)
 
+    def pools(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(held, capacity) of each pool by (model, quantity), for a metrics snapshot from another thread."""
+        return {(model, str(kind)): (pool.total, pool.capacity) for (model, kind), pool in tuple(self._pools.items())}
+
+    def resize(self, model: str, size: PoolSize) -> None:
+        """What the model has by its own word, where the bundle doesn't say."""
+        if model in self._live or len(self._live) < _POOLS:
+            self._live[model] = size
+
+    # --- reserve ---------------------------------------------------------------------------------------------------
+
     def reserve(
-        self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool
-    ) -> Reservation | Denial:
+        self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool, key: str = "",
+        model_limits: Limits | None = None, pool: PoolSize | None = None,
+    ) -> Reservation | Denial:  # fmt: skip
         """All or none, tried in the order of ``Quantity``.
 
         With ``enforce=False`` there is always a reservation. A call that would have been refused holds memory and a
         slot (it does run), but takes nothing from the rates (refused, it would not have): so a day of observing counts
-        the refusals that a day of enforcing would have brought.
+        the refusals that a day of enforcing would have brought. A limit in shadow is the same for itself alone.
         """
-        state = self._state(tenant, limits, at.mono_ns)
-        denial = _refusal(tenant, state, demand, at.mono_ns)
-        if denial is not None and enforce:
-            return denial
-        budgeted = limits.tokens_per_minute is not None and denial is None
-        if denial is None and limits.requests is not None:
-            state.rate.take(at.mono_ns)
-        if budgeted:
-            state.budget.charge(demand.tokens, at.mono_ns)
-        state.ledger.book(demand.kv_bytes, demand.tensor_bytes)
-        return Held(tenant, model, demand, at, denial, budgeted)
+        now = at.mono_ns
+        accounts = self._accounts(tenant, model, key, limits, model_limits, now)
+        timed = demand.timed and any(account.limits.compute_per_minute is not None for account in accounts)
+        usual = self._usual_of(tenant, model) if timed or limits.expected else None
+        ask = _ask(demand, limits, usual, timed=timed)
+        over: Denial | None = None
+        rates = _RATES
+        for account in accounts:
+            if not account.fits(ask, now):
+                refused, over = refusal(accounts, ask, now)
+                if refused is not None and enforce:
+                    return refused
+                rates = _RATES if refused is None else _NONE
+                over = refused or over
+                break
+        pools = self._wanted(model, pool or _UNSIZED, ask)
+        full = _full(tenant, limits, accounts[0], pools, now, enforce=enforce) if pools else None
+        if full is not None and full[0] not in limits.shadow:
+            if enforce:
+                return full[1]
+            rates = _NONE
+        over = over or (full[1] if full is not None else None)
+        taken = tuple((account, _book(account, ask, rates, now, short=over is not None)) for account in accounts)
+        for each, units in pools:
+            each.take(tenant, units)
+        meter = _Meter(ask.tokens, _filled(demand, demand.prompt_tokens), seen_ns=now)
+        return Held(tenant, model, demand, at, over, taken, ask, usual, pools, meter)
 
-    def settle(self, reservation: Reservation, usage: Usage, at: Instant) -> None:
-        """Give back slot and memory; correct the budget by what was really used, either way. Once per reservation."""
-        assert isinstance(reservation, Held), "a reservation of other quotas"
-        state = self._tenants[reservation.tenant]  # kept, because it is not idle while it holds something
-        demand = reservation.demand
-        state.ledger.release(demand.kv_bytes, demand.tensor_bytes, at.mono_ns - reservation.at.mono_ns)
-        if reservation.budgeted:
-            used = usage.input_tokens + usage.output_tokens
-            state.budget.charge(used - demand.tokens, at.mono_ns)
+    def _accounts(
+        self, tenant: str, model: str, key: str, limits: Limits, model_limits: Limits | None, now: int
+    ) -> tuple[Account, ...]:
+        own = self._account(self._tenants, tenant, f"tenant:{tenant}", limits, now)
+        if model_limits is None and limits.per_key is None:
+            return (own,)
+        found = [own]
+        if model_limits is not None:
+            subject = f"tenant:{tenant} model:{model}"
+            found.append(self._account(self._models, (tenant, model), subject, model_limits, now))
+        if limits.per_key is not None and key:
+            subject = f"tenant:{tenant} key:{key}"
+            found.append(self._account(self._keys, (tenant, key), subject, limits.per_key, now))
+        return tuple(found)
 
-    def _state(self, tenant: str, limits: Limits, at_ns: int) -> _Tenant:
-        state = self._tenants.get(tenant)
+    @staticmethod
+    def _account(states: OrderedDict[K, Account], name: K, subject: str, limits: Limits, now: int) -> Account:
+        state = states.get(name)
         if state is None:
-            self._forget(at_ns)
-            state = self._tenants[tenant] = _Tenant()
+            _forget(states, now)
+            state = states[name] = Account(subject)
         if state.limits is not limits:
-            state.configure(limits, at_ns)
+            state.configure(limits, now)
         return state
 
-    def _forget(self, at_ns: int) -> None:
-        """Drop idle tenants, a few at a time from the oldest; a busy one goes to the end of the queue."""
-        for _ in range(min(_SWEEP, len(self._tenants))):
-            name, state = self._tenants.popitem(last=False)
-            if not state.idle(at_ns):
-                self._tenants[name] = state
+    def _usual_of(self, tenant: str, model: str) -> Usual:
+        found = self._usual.pop((tenant, model), None)
+        if found is None:
+            found = Usual()
+            if len(self._usual) >= _USUAL:
+                self._usual.popitem(last=False)
+        self._usual[tenant, model] = found
+        return found
 
-
-@dataclass(frozen=True, slots=True)
-class _Shortfall:
-    """One quota that a call doesn't fit in; ``wait`` is the seconds until it may, None for never."""
-
-    quantity: Quantity
-    limit: str
-    asks: str
-    wait: float | None
-
-
-def _refusal(tenant: str, state: _Tenant, demand: Demand, at_ns: int) -> Denial | None:
-    """The first quota that is short, in the order of ``Quantity``, and when the whole call may fit.
-
-    What can never fit goes first: told to wait for another, the caller would wait in vain.
-    """
-    if _fits(state, demand, at_ns):
-        return None
-    short = [*_rates(state, demand, at_ns), *_gauges(state, demand)]
-    never = [each for each in short if each.wait is None]
-    if never:
-        return _denial(tenant, never[0], None)
-    return _denial(tenant, short[0], max(each.wait for each in short if each.wait is not None))
-
-
-def _fits(state: _Tenant, demand: Demand, at_ns: int) -> bool:
-    """Whether there is no shortfall: asked for nearly every call, so without making anything (1.2 µs of 6 saved)."""
-    limits, ledger = state.limits, state.ledger
-    kv, tensor = demand.kv_bytes, demand.tensor_bytes
-    return (
-        (limits.requests is None or state.rate.wait_ns(at_ns) == 0)
-        and (limits.tokens_per_minute is None or state.budget.wait_ns(demand.tokens, at_ns) == 0)
-        and (limits.concurrency is None or ledger.calls < limits.concurrency)
-        and (limits.kv_bytes is None or kv <= 0 or ledger.kv_bytes + kv <= limits.kv_bytes)
-        and (limits.tensor_bytes is None or tensor <= 0 or ledger.tensor_bytes + tensor <= limits.tensor_bytes)
-    )
-
-
-def _rates(state: _Tenant, demand: Demand, at_ns: int) -> Iterator[_Shortfall]:
-    limits = state.limits
-    if limits.requests is not None and (wait := state.rate.wait_ns(at_ns)) != 0:
-        limit = f"{limits.requests.rate:g}/s, burst {limits.requests.burst}"
-        yield _Shortfall(Quantity.REQUESTS, limit, "", _seconds(wait))
-    if limits.tokens_per_minute is not None and (wait := state.budget.wait_ns(demand.tokens, at_ns)) != 0:
-        yield _Shortfall(
-            Quantity.TOKENS, f"{limits.tokens_per_minute} per minute", f"{demand.tokens} tokens", _seconds(wait)
+    def _wanted(self, model: str, stated: PoolSize, ask: Ask) -> Pools:
+        live = self._live.get(model, _UNSIZED)
+        wanted = (
+            (Quantity.CONCURRENCY, _either(stated.concurrency, live.concurrency), 1),
+            (Quantity.KV_BYTES, _either(stated.kv_bytes, live.kv_bytes), ask.kv),
+        )
+        return tuple(
+            (self._pool(model, kind, capacity), units)
+            for kind, capacity, units in wanted
+            if capacity is not None and units > 0
         )
 
+    def _pool(self, model: str, kind: Quantity, capacity: int) -> Pool:
+        found = self._pools.get((model, kind))
+        if found is None:
+            found = self._pools[model, kind] = Pool(kind, capacity)
+        found.capacity = capacity
+        return found
 
-def _gauges(state: _Tenant, demand: Demand) -> Iterator[_Shortfall]:
-    """A call that asks for no memory is not refused for memory, even where a lowered limit finds it overdrawn."""
-    limits, ledger = state.limits, state.ledger
-    most = limits.concurrency
-    if most is not None and ledger.calls >= most:
-        wait = ledger.wait_s(ledger.calls + 1 - most, ledger.calls) if most > 0 else None
-        yield _Shortfall(Quantity.CONCURRENCY, f"{most} at once", "", wait)
-    for quantity, most, holds, asks in (
-        (Quantity.KV_BYTES, limits.kv_bytes, ledger.kv_bytes, demand.kv_bytes),
-        (Quantity.TENSOR_BYTES, limits.tensor_bytes, ledger.tensor_bytes, demand.tensor_bytes),
-    ):
-        if most is not None and asks > 0 and holds + asks > most:
-            wait = ledger.wait_s(holds + asks - most, holds) if asks <= most else None
-            yield _Shortfall(quantity, _size(most), _size(asks), wait)
+    # --- while it runs ---------------------------------------------------------------------------------------------
+
+    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool) -> Denial | None:
+        """A stream has used ``tokens`` by now (prompt and output). A Denial: the budget has none left for it.
+
+        Only a count that is the backend's own, or a budget that reserves what is expected, can end a call so: an
+        estimate over a full reservation is charged, and left to the settlement.
+        """
+        assert isinstance(reservation, Held), "a reservation of other quotas"
+        meter, demand = reservation.meter, reservation.demand
+        if demand.kv_bytes:
+            _hold(meter, _filled(demand, tokens), at.mono_ns)
+        if tokens <= meter.covered:
+            return None
+        return self._more(reservation, tokens - meter.covered, at.mono_ns, exact=exact)
+
+    @staticmethod
+    def _more(reservation: Held, missing: int, now: int, *, exact: bool) -> Denial | None:
+        accounts = [account for account, kinds in reservation.taken if Quantity.TOKENS in kinds]
+        enforced = [account for account in accounts if Quantity.TOKENS not in account.limits.shadow]
+        more = missing + _STEP
+        if any(account.budget.wait_ns(more, now) != 0 for account in enforced):
+            more = missing
+            tight = [account for account in enforced if account.budget.wait_ns(more, now) != 0]
+            if tight and (exact or tight[0].limits.expected):
+                short = next(
+                    each for each in tight[0].shortfalls(Ask(tokens=more), now) if each.quantity is Quantity.TOKENS
+                )
+                return denial(tight[0], short, short.wait)
+        for account in accounts:
+            account.budget.charge(more, now)
+        reservation.meter.covered += more
+        return None
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
+        """Correct the budgets by what was really used, either way, and give the rest back. Once per reservation.
+
+        ``running``: Triton has not ended it yet; slot and memory are then kept until ``release``. Returns KV-cache
+        byte-milliseconds.
+        """
+        assert isinstance(reservation, Held), "a reservation of other quotas"
+        meter = reservation.meter
+        if meter.settled:
+            raise RuntimeError("a reservation settled twice")
+        meter.settled = True
+        used = usage.input_tokens + usage.output_tokens
+        took_ms = usage.duration_ns // 1_000_000
+        for account, kinds in reservation.taken:
+            if Quantity.TOKENS in kinds:
+                account.budget.charge(used - meter.covered, at.mono_ns)
+            if Quantity.COMPUTE in kinds:
+                account.compute.charge(took_ms - reservation.ask.compute, at.mono_ns)
+        if reservation.usual is not None and usage.responses:
+            reservation.usual.add(took_ms if reservation.demand.timed else usage.output_tokens)
+        if reservation.demand.kv_bytes:
+            _hold(meter, _filled(reservation.demand, used), at.mono_ns)
+        if not running:
+            self.release(reservation, at)
+        return meter.kv_byte_ms
+
+    def release(self, reservation: Reservation, at: Instant) -> None:
+        """Triton has ended it: give back its slot and its memory. Once per reservation."""
+        assert isinstance(reservation, Held), "a reservation of other quotas"
+        meter, ask = reservation.meter, reservation.ask
+        if meter.released:
+            raise RuntimeError("a reservation released twice")
+        meter.released = True
+        for account, _ in reservation.taken:
+            account.ledger.release(ask.kv, ask.tensor, at.mono_ns - reservation.at.mono_ns)
+        for pool, units in reservation.pools:
+            pool.give(reservation.tenant, units)
 
 
-# --- words --------------------------------------------------------------------------------------------------------
-
-_NAMES: Final[dict[Quantity, str]] = {
-    Quantity.REQUESTS: "request rate",
-    Quantity.TOKENS: "token budget",
-    Quantity.CONCURRENCY: "concurrency",
-    Quantity.KV_BYTES: "KV-cache memory",
-    Quantity.TENSOR_BYTES: "tensor memory",
-}
+def _forget(states: OrderedDict[K, Account], now: int) -> None:
+    """Drop idle accounts, a few at a time from the oldest; a busy one goes to the end of the queue."""
+    for _ in range(min(_SWEEP, len(states))):
+        name, state = states.popitem(last=False)
+        if not state.idle(now):
+            states[name] = state
 
 
-def _denial(tenant: str, short: _Shortfall, retry_after: float | None) -> Denial:
-    """``quota_subject`` and ``quota_description`` are QuotaFailure's fields (google/rpc/error_details.proto)."""
-    quantity = short.quantity
-    detail = f"{_NAMES[quantity]} {short.limit}"
-    if short.asks:
-        detail += f"; this call asks for {short.asks}"
-    if short.wait is None:
-        detail += ", which can never fit"
+def _book(account: Account, ask: Ask, rates: frozenset[Quantity], now: int, *, short: bool) -> frozenset[Quantity]:
+    """Take a call from one account. A limit in shadow that is short would have refused it: it isn't charged to that.
+
+    What comes back are the limits of time that the settlement is to correct.
+    """
+    if short and rates:
+        rates = rates - {each.quantity for each in account.shortfalls(ask, now)}
+    account.take(ask, now, rates=rates)
+    limits = account.limits
+    if limits.tokens_per_minute is None and limits.compute_per_minute is None:
+        return _NONE
+    return frozenset(kind for kind in rates if _corrected(limits, kind))
+
+
+def _corrected(limits: Limits, kind: Quantity) -> bool:
+    if kind is Quantity.TOKENS:
+        return limits.tokens_per_minute is not None
+    return kind is Quantity.COMPUTE and limits.compute_per_minute is not None
+
+
+def _full(
+    tenant: str, limits: Limits, own: Account, pools: Pools, now: int, *, enforce: bool
+) -> tuple[Quantity, Denial] | None:
+    """The first of the model's pools that has no room for the call."""
+    for pool, units in pools:
+        found = pool.ask(tenant, units, limits.share, now, claim=enforce and pool.kind not in limits.shadow)
+        if not found.ok:
+            return pool.kind, _pool_denial(own, pool.kind, never=found.never)
+    return None
+
+
+def _ask(demand: Demand, limits: Limits, usual: Usual | None, *, timed: bool) -> Ask:
+    """What is reserved: the worst case, or what is expected where the tenant's budget says so and it is known."""
+    if usual is None:
+        return Ask(demand.tokens, 0, demand.kv_bytes, demand.tensor_bytes)
+    if timed:
+        return Ask(demand.tokens, max(1, usual.p95 or 0), demand.kv_bytes, demand.tensor_bytes)
+    tokens = demand.tokens
+    if limits.expected and usual.p95 is not None:
+        tokens = min(tokens, demand.prompt_tokens + usual.p95)
+    return Ask(tokens, 0, demand.kv_bytes, demand.tensor_bytes)
+
+
+def _either(stated: int | None, live: int | None) -> int | None:
+    return live if stated is None else stated
+
+
+def _filled(demand: Demand, tokens: int) -> int:
+    """Bytes of KV cache that ``tokens`` fill, whole blocks; never more than was reserved."""
+    if demand.kv_block is None:
+        return demand.kv_bytes
+    size, block = demand.kv_block.tokens_per_block, demand.kv_block.bytes_per_token
+    return min(demand.kv_bytes, -(-tokens // size) * size * block)
+
+
+def _hold(meter: _Meter, kv_now: int, now: int) -> None:
+    meter.kv_byte_ms += meter.kv_now * max(0, now - meter.seen_ns) // 1_000_000
+    meter.kv_now, meter.seen_ns = kv_now, now
+
+
+def _pool_denial(own: Account, kind: Quantity, *, never: bool) -> Denial:
+    """The same words and a time from the tenant's own calls alone, whoever else holds what of the pool."""
+    detail = f"the model's {NAMES[kind]} is in use"
+    if never:
+        detail = f"this call asks for more of the model's {NAMES[kind]} than the plan's share allows"
     metadata = (
-        ("quota_subject", f"tenant:{tenant}"),
+        ("quota_subject", own.subject),
         ("quota_description", detail),
-        ("quota", quantity.value),
-        ("limit", short.limit),
+        ("quota", kind.value),
+        ("limit", "the model's pool"),
     )
-    return Denial(REASON_OF[quantity], detail, retry_after, rule=f"quota:{quantity.value}", metadata=metadata)
-
-
-def _seconds(wait_ns: int | None) -> float | None:
-    """Rounded up to a whole millisecond, the finest that is told: a retry then passes, a millisecond earlier not."""
-    return None if wait_ns is None else -(-wait_ns // 1_000_000) / 1000
-
-
-def _size(count: int) -> str:
-    """Bytes as configuration writes them, in the largest unit that is not below 1, to two places."""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{round(count / size, 2):g}{unit}"
-    return f"{count}B"
+    retry = None if never else own.ledger.wait_s(1, 1)
+    queue = 0 if never else own.limits.queue_ns
+    return Denial(REASON_OF[kind], detail, retry, rule=f"quota:pool:{kind.value}", metadata=metadata, queue_ns=queue)

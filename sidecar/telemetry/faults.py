@@ -33,6 +33,7 @@ OUR_BOUNDS: Final = frozenset({"bounds.buffer_bytes"})
 THROTTLES: Final[dict[Reason, Quantity]] = {
     Reason.RATE_REQUESTS: Quantity.REQUESTS,
     Reason.RATE_TOKENS: Quantity.TOKENS,
+    Reason.RATE_COMPUTE: Quantity.COMPUTE,
     Reason.CONCURRENCY: Quantity.CONCURRENCY,
     Reason.MEMORY_KV: Quantity.KV_BYTES,
     Reason.MEMORY_TENSOR: Quantity.TENSOR_BYTES,

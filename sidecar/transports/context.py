@@ -37,6 +37,7 @@ _READ: Final = frozenset(
     {
         "grpc-timeout",
         "grpc-encoding",
+        "triton_grpc_error",
         "traceparent",
         "tracestate",
         "x-data-class",
@@ -113,6 +114,7 @@ class RpcContext:
     subject: str = ""
     conversation: str = ""
     fault: Denial | None = None
+    ends_on_error: bool = False  # triton_grpc_error: true: a stream's first error of a model ends the RPC
 
     def call(self, message: bytes) -> Call:
         """The only call of a unary RPC."""
@@ -195,6 +197,7 @@ def read(
         subject=subject,
         conversation=conversation,
         fault=fault,
+        ends_on_error=single.first("triton_grpc_error") == "true",  # that word alone, as Triton reads it
     )
 
 

@@ -46,7 +46,7 @@ class EnvoyUpstream:
         return _EnvoyCall(self._transport, self._budget, self._request(method, metadata, content), None)
 
     def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
-        body = _OpenBody(prefix(len(message) + len(suffix)), message, suffix)
+        body = _OpenBody(message, suffix)
         return _EnvoyCall(self._transport, self._budget, self._request(method, metadata, body.chunks()), body)
 
     def _request(self, method: Method, metadata: Metadata, content: bytes | AsyncIterator[bytes]) -> Request:
@@ -63,32 +63,42 @@ async def _chunks(*parts: bytes) -> AsyncIterator[bytes]:
 
 
 class _OpenBody:
-    """A request body that stays open after its message until it is half-closed, or reset."""
+    """A request body that stays open after its messages until it is half-closed, or reset."""
 
-    def __init__(self, *parts: bytes) -> None:
-        self._parts = parts
-        self._over = asyncio.Event()
-        self._reset = False
+    def __init__(self, message: bytes, suffix: bytes) -> None:
+        self._parts: deque[bytes] = deque()
+        self._wake = asyncio.Event()
+        self._over = self._reset = False
+        self.put(message, suffix)
+
+    def put(self, message: bytes, suffix: bytes) -> None:
+        parts = (prefix(len(message) + len(suffix)), message, suffix)
+        if sum(map(len, parts)) < _JOIN_BELOW:
+            self._parts.append(b"".join(parts))
+        else:
+            self._parts.extend(part for part in parts if part)
+        self._wake.set()
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        if sum(map(len, self._parts)) < _JOIN_BELOW:
-            yield b"".join(self._parts)
-        else:
-            for part in self._parts:
-                if part:
-                    yield part
-        self._parts = ()
-        await self._over.wait()
-        if self._reset:
-            raise _Reset
+        while not self._reset:
+            if self._parts:
+                yield self._parts.popleft()
+            elif self._over:
+                return
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+        raise _Reset
 
     def half_close(self) -> None:
-        self._over.set()
+        self._over = True
+        self._wake.set()
 
     def reset(self) -> None:
-        if not self._over.is_set():
+        """Where it is not half-closed yet."""
+        if not self._over:
             self._reset = True
-            self._over.set()
+            self._wake.set()
 
 
 class _EnvoyCall:
@@ -141,6 +151,10 @@ class _EnvoyCall:
             self._frames.end()  # a good status behind half a message is no good end
         self._end = end
         return end
+
+    async def send(self, message: bytes, suffix: bytes) -> None:
+        assert self._body is not None
+        self._body.put(message, suffix)
 
     def half_close(self) -> None:
         if self._body is not None:

@@ -63,12 +63,6 @@ class Exchange:
         return known or peek_request_id(self.call.message)  # mode observe forwards what it couldn't read
 
     @property
-    def states_empty_final(self) -> bool:
-        """Whether the client set that parameter at all: it must not stand in the message twice."""
-        assert self.recorded is not None
-        return _EMPTY_FINAL in self.recorded.admission.facts.parameters
-
-    @property
     def wants_empty_final(self) -> bool:
         """Whether the client itself asked for the empty final response of a decoupled model."""
         assert self.recorded is not None
@@ -116,6 +110,18 @@ class Exchange:
         denial = self._settle(Outcome(OutcomeKind.FAILED, told.code, told.reason, text))
         return denial or _denial(told)
 
+    def erred(self, text: str) -> render.Status:
+        """As ``errored``, where the RPC ends with it. Its code is what its words tell: Triton left it out.
+
+        ``triton_grpc_error`` would make Triton tell it, but 2.51 dies of that header: one stream with an error beside
+        another answer is enough (SIGSEGV; tests/integration/wire/test_streams.py says more).
+        """
+        denial = self.errored(text)
+        if denial is not None:
+            return render.status(denial, self.call.id)
+        told = triton_status.translate_in_band(text)
+        return render.Status(told.code, told.message)
+
     def failed(self, denial: Denial) -> Denial:
         """We ended it: cut off, drained, or no longer recordable."""
         kind = OutcomeKind.CANCELLED if denial.reason is Reason.CLIENT_CANCELLED else OutcomeKind.FAILED
@@ -137,5 +143,8 @@ def _denial(told: triton_status.Translated) -> Denial | None:
 
 DRAINED = Denial(Reason.DRAINING, "the grace period is over", retry_after=1.0)
 BLOCKED = Denial(Reason.MEMORY_TENSOR, "the client does not read its responses", rule="bounds.blocked_write")
+BEHIND = Denial(
+    Reason.MEMORY_TENSOR, "too many responses wait for that of an earlier request", rule="bounds.stream_bytes"
+)
 NO_BUFFER = Denial(Reason.MEMORY_TENSOR, "the sidecar's buffers are full", retry_after=1.0, rule="bounds.buffer_bytes")
 CRASHED = Denial(Reason.INTERNAL)

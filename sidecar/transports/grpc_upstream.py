@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
@@ -69,6 +71,9 @@ class _Unary:
             return UpstreamEnd(fault.code().value[0], fault.details() or "")
         return message
 
+    async def send(self, message: bytes, suffix: bytes) -> None:
+        raise NotImplementedError("a unary call has one message")
+
     def half_close(self) -> None:
         """A unary call is half-closed from the start."""
 
@@ -80,14 +85,25 @@ class _Unary:
 class _Stream:
     def __init__(self, call: Any, message: bytes) -> None:
         self._call = call
-        self._message: bytes | None = message
+        self._unsent: deque[bytes] = deque([message])
+        self._writing = asyncio.Lock()  # grpc.aio takes one write at a time; a read beside it is fine
         self._closing = False
+
+    async def send(self, message: bytes, suffix: bytes) -> None:
+        self._unsent.append(message + suffix)
+        # One that fails ended the RPC: ``receive`` says how.
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._write()
+
+    async def _write(self) -> None:
+        async with self._writing:
+            while self._unsent:
+                await self._call.write(self._unsent.popleft())
 
     async def receive(self) -> bytes | UpstreamEnd:
         try:
-            if self._message is not None:
-                message, self._message = self._message, None
-                await self._call.write(message)
+            if self._unsent:
+                await self._write()
             if self._closing:
                 self._closing = False
                 await self._call.done_writing()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from sidecar.core.model import Denial
 from sidecar.transports.budget import Held
-from sidecar.transports.exchange import BLOCKED, NO_BUFFER
+from sidecar.transports.exchange import BEHIND, BLOCKED, NO_BUFFER
 from sidecar.transports.grpc_frames import prefix
+from sidecar.transports.ordering import Line, Place
 
 # One write at most: Envoy takes a write whole, whatever its watermarks say, so this bounds what it holds for a client.
 WRITE_BYTES: Final = 256 * 1024
@@ -23,20 +24,24 @@ class ClientGone(Exception):  # noqa: N818 — an event of the wire, raised by i
 
 
 class Outbox:
-    """One client's messages. ``pump`` is the only writer.
+    """One client's messages, those of the line in their order. ``pump`` is the only writer.
 
     ``framed``: they are written as gRPC frames, joined while a write is under way and cut into bounded pieces.
     """
 
     def __init__(self, send: Send, held: Held, *, limit: int, blocked_write: float, framed: bool) -> None:
-        """``limit``: bytes queued for this client behind the first message; ``blocked_write``: seconds of one write."""
+        """``limit``: bytes that wait for this client, or in line, behind the first message.
+
+        ``blocked_write``: seconds of one write.
+        """
         self._send = send
         self._held = held
         self._limit = limit
         self._blocked_write = blocked_write
         self._framed = framed
         self._queue: deque[bytes] = deque()
-        self._queued = 0
+        self._line = Line()
+        self._queued = 0  # bytes, with those in line
         self._wake = asyncio.Event()
         self._closing = False
         self._failed: Denial | None = None
@@ -47,16 +52,34 @@ class Outbox:
         """Whether all that was put is written."""
         return self._queued == 0
 
-    def put(self, message: bytes) -> Denial | None:
-        """Queue a message. A Denial (the client is too far behind): it was not queued, the stream must be cut off."""
+    def join(self) -> Place:
+        """The next place in line: of a request whose answer keeps the order of requests."""
+        return self._line.join()
+
+    def put(self, message: bytes, place: Place | None = None) -> Denial | None:
+        """Queue a message, at its place. A Denial (too much waits): it was not queued, the stream must be cut off."""
         if self._queued and self._queued + len(message) > self._limit:  # one of any size may always wait
-            return BLOCKED
+            return BEHIND if self._line.kept > self._queued // 2 else BLOCKED
         if not self._held.take(len(message)):
             return NO_BUFFER
         self._queued += len(message)
-        self._queue.append(message)
-        self._wake.set()
+        self._let_out((message,) if place is None else self._line.put(place, message))
         return None
+
+    def leave(self, place: Place) -> None:
+        """No more comes there: those behind it need not wait for it. Harmless twice."""
+        self._let_out(self._line.close(place))
+
+    def scatter(self) -> None:
+        """The stream ends with a status: what still waits in line is not sent, for what stood before it never comes."""
+        freed = self._line.clear()
+        self._queued -= freed
+        self._held.give(freed)
+
+    def _let_out(self, messages: Sequence[bytes]) -> None:
+        if messages:
+            self._queue.extend(messages)
+            self._wake.set()
 
     async def pump(self) -> Denial | None:
         """Write until ``close``; a Denial where the client must be cut off. Raises ``ClientGone``."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
@@ -12,14 +13,26 @@ from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import CANCELLED, EXPIRED, RpcContext, Services
-from sidecar.transports.exchange import BLOCKED, CRASHED, NO_BUFFER, Exchange, UpstreamEnd
+from sidecar.transports.exchange import BEHIND, BLOCKED, CRASHED, NO_BUFFER, Exchange, UpstreamEnd
 from sidecar.transports.grpc_frames import UnsupportedEncoding
+from sidecar.transports.ordering import Place
 from sidecar.transports.outbox import ClientGone, Outbox, Send
+from sidecar.transports.sequences import Seat, Sequences
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
 from sidecar.triton.peek import EMPTY_FINAL_SUFFIX
 
 _TURN: Final = 16  # responses of one call read before the others get their turn
-_SEQUENCES: Final = 4096  # sequences remembered per stream, so that their requests stay in order
+_OTHERS_ERROR: Final = Denial(
+    Reason.CLIENT_CANCELLED, "another request's error ended the stream, as triton_grpc_error asks"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One call's part in the stream: its place in the line of those that keep their order, its seat in its sequence."""
+
+    place: Place | None
+    seat: Seat | None
 
 
 class StreamRelay:
@@ -38,7 +51,9 @@ class StreamRelay:
         bounds = services.bounds
         self._outbox = Outbox(send, held, limit=bounds.stream_bytes, blocked_write=bounds.blocked_write, framed=framed)
         self._slots = asyncio.Semaphore(services.bounds.calls_per_stream)
-        self._sequences: dict[object, asyncio.Task[None]] = {}
+        self._sequences = Sequences(upstream)
+        # By an error, where the client asked for that.
+        self._stopped: asyncio.Future[render.Status] = asyncio.get_running_loop().create_future()
         self._calls: dict[asyncio.Task[None], Exchange] = {}
         self._finishing = False
         self._ending = CANCELLED  # what a call is told when its task is cancelled
@@ -49,10 +64,7 @@ class StreamRelay:
         reader = asyncio.create_task(self._read(messages), name=f"{self._context.id} read")
         try:
             async with asyncio.timeout(self._context.remaining(self._services.now())):
-                await asyncio.wait({pump, reader}, return_when=asyncio.FIRST_COMPLETED)
-                if reader.done():
-                    return await self._finish(reader.result(), pump)
-                return self._cut(pump.result() or CRASHED)
+                return await self._serve(reader, pump)
         except TimeoutError:
             return self._cut(EXPIRED)
         except ClientGone:
@@ -68,13 +80,24 @@ class StreamRelay:
             # Also the way out when this task itself is cancelled: nothing may outlive the RPC.
             await self._end(reader, pump)
 
-    async def _finish(self, status: render.Status | None, pump: asyncio.Task[Denial | None]) -> render.Status:
-        """The client sends no more. ``status`` None: wait for what is under way, else end with it."""
-        self._finishing = True
+    async def _serve(
+        self, reader: asyncio.Task[render.Status | None], pump: asyncio.Task[Denial | None]
+    ) -> render.Status:
+        status: render.Status | None = None
+        ends: set[asyncio.Future[Any]] = {pump, self._stopped}
+        await asyncio.wait({reader, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        if reader.done():  # the client sends no more, or what it sent ends the stream
+            self._finishing = True
+            status = reader.result()
+            while status is None and self._calls and not pump.done() and not self._stopped.done():
+                await asyncio.wait({*ends, *self._calls}, return_when=asyncio.FIRST_COMPLETED)
+        elif pump.done():
+            return self._cut(pump.result() or CRASHED)
+        if self._stopped.done():
+            status = status or self._stopped.result()
         if status is not None:
-            await self._end()
-        while self._calls and not pump.done():
-            await asyncio.wait({pump, *self._calls}, return_when=asyncio.FIRST_COMPLETED)
+            self._outbox.scatter()
+            await self._end(reader)
         self._outbox.close()
         denial = await pump
         if denial is not None:
@@ -84,7 +107,7 @@ class StreamRelay:
     def _cut(self, denial: Denial) -> render.Status:
         """On the way out every call ends with ``denial``, and the RPC with its status."""
         self._ending = denial
-        if denial is BLOCKED:
+        if denial is BLOCKED or denial is BEHIND:
             self._services.cut_off(str(denial.reason))
         return render.status(denial, self._context.id)
 
@@ -143,10 +166,14 @@ class StreamRelay:
                 self._ending = opened
                 return render.status(opened, exchange.call.id)
             return self._refuse(exchange, opened)
-        task = asyncio.create_task(self._call(exchange, opened, self._predecessor(exchange)), name=exchange.call.id)
+        # Both in the order of arrival, before anything is waited for.
+        part = _Part(
+            self._outbox.join() if opened.ordered else None,
+            self._sequences.join(opened) if opened.sequence is not None else None,
+        )
+        task = asyncio.create_task(self._call(exchange, opened, part), name=exchange.call.id)
         self._calls[task] = exchange
         task.add_done_callback(self._over)
-        self._follow(exchange, task)
         return None
 
     def _over(self, task: asyncio.Task[None]) -> None:
@@ -156,7 +183,10 @@ class StreamRelay:
             self._services.crashed(exchange.call.id, fault)
 
     def _refuse(self, exchange: Exchange, denial: Denial) -> render.Status | None:
-        full = self._outbox.put(render.in_band(denial, exchange.request_id))
+        """Told in its turn, as Triton tells what it can't take; that turn never waits for a decoupled model."""
+        place = self._outbox.join()
+        full = self._outbox.put(render.in_band(denial, exchange.request_id), place)
+        self._outbox.leave(place)
         if full is None:
             return None
         self._ending = full
@@ -166,39 +196,18 @@ class StreamRelay:
         self._held.give(len(exchange.call.message))
         self._slots.release()
 
-    def _predecessor(self, exchange: Exchange) -> asyncio.Task[None] | None:
-        """The task of the sequence's previous request: order of arrival is part of a sequence's meaning."""
-        return self._sequences.get(_forward(exchange).sequence)
-
-    def _follow(self, exchange: Exchange, task: asyncio.Task[None]) -> None:
-        sequence = _forward(exchange).sequence
-        if sequence is None:
-            return
-        if len(self._sequences) >= _SEQUENCES:
-            self._sequences = {key: kept for key, kept in self._sequences.items() if not kept.done()}
-        self._sequences[sequence] = task
-
     # --- one call --------------------------------------------------------------------------------------------------
 
-    async def _call(self, exchange: Exchange, forward: Forward, predecessor: asyncio.Task[None] | None) -> None:
+    async def _call(self, exchange: Exchange, forward: Forward, part: _Part) -> None:
         """One message's call, from its forwarding to its settlement. Raises nothing but CancelledError."""
-        call: UpstreamCall | None = None
+        call: UpstreamCall | None = part.seat
         try:
-            if predecessor is not None:
-                await asyncio.wait({predecessor})
             unsafe = await durable(self._services, exchange)
             if unsafe is not None:
-                self._tell(exchange, exchange.failed(unsafe))
+                self._tell(exchange, exchange.failed(unsafe), part)
                 return
-            assert exchange.recorded is not None
-            # Triton says when a decoupled request has ended only if asked to (facts/triton.md §6); the client is
-            # shown the empty final response only if it asked too. Appending to a protobuf message adds the field.
-            suffix = forward.suffix if exchange.states_empty_final else forward.suffix + EMPTY_FINAL_SUFFIX
-            metadata = upstream_metadata(exchange.recorded.admission)
-            call = self._upstream.stream(exchange.call.method, forward.message, suffix, metadata)
-            if exchange.states_empty_final and not exchange.wants_empty_final:
-                call.half_close()  # it forbade the one sign of an end, so only the end of the RPC can tell
-            await self._responses(exchange, call)
+            call = await self._forward(exchange, forward, part)
+            await self._responses(exchange, call, part)
         except asyncio.CancelledError:
             if exchange.unsettled:
                 exchange.failed(self._ending)
@@ -206,13 +215,27 @@ class StreamRelay:
         except Exception as fault:  # noqa: BLE001 — the crash barrier of one call: its neighbours live on
             self._services.crashed(exchange.call.id, fault)
             if exchange.unsettled:
-                self._tell(exchange, exchange.failed(CRASHED))
+                self._tell(exchange, exchange.failed(CRASHED), part)
         finally:
+            if part.place is not None:
+                self._outbox.leave(part.place)
             if call is not None:
                 await call.cancel()
             self._release(exchange)
 
-    async def _responses(self, exchange: Exchange, call: UpstreamCall) -> None:
+    async def _forward(self, exchange: Exchange, forward: Forward, part: _Part) -> UpstreamCall:
+        """Send the request on an upstream stream of its own, or on that of its sequence."""
+        assert exchange.recorded is not None
+        # Triton says when a decoupled request has ended only if asked to (facts/triton.md §6); the client is shown the
+        # empty final response only if it asked too. Where it said no, the entry that is appended is what counts.
+        suffix = forward.suffix if exchange.wants_empty_final else forward.suffix + EMPTY_FINAL_SUFFIX
+        metadata = upstream_metadata(exchange.recorded.admission)
+        if part.seat is None:
+            return self._upstream.stream(exchange.call.method, forward.message, suffix, metadata)
+        await part.seat.begin(exchange.call.method, forward.message, suffix, metadata)
+        return part.seat
+
+    async def _responses(self, exchange: Exchange, call: UpstreamCall, part: _Part) -> None:
         for n in count(1):
             item = await call.receive()
             if n % _TURN == 0:
@@ -221,49 +244,62 @@ class StreamRelay:
                 if exchange.unsettled and item.client_gone:
                     exchange.failed(self._context.gone(self._services.now()))
                 elif exchange.unsettled:
-                    await self._upstream_ended(exchange, item)
+                    await self._upstream_ended(exchange, item, part)
                 return
             # After its final response a call is only drained.
-            if exchange.unsettled and not await self._response(exchange, call, item, first=n == 1):
+            if exchange.unsettled and not await self._response(exchange, call, item, part, first=n == 1):
                 return
 
-    async def _response(self, exchange: Exchange, call: UpstreamCall, item: bytes, *, first: bool) -> bool:
+    async def _response(self, exchange: Exchange, call: UpstreamCall, item: bytes, part: _Part, *, first: bool) -> bool:
         """Meter one response and queue it for the client; False: read no further of this call.
 
         ``first``: a final one is then the whole answer, also where the model gave none of its outputs.
         """
         facts = exchange.deliver(item)
         if isinstance(facts, Denial):
-            self._tell(exchange, exchange.failed(facts))
+            self._tell(exchange, exchange.failed(facts), part)
+            return False
+        if facts.error is not None and facts.model and self._context.ends_on_error:  # without a model: never issued
+            self._stop(exchange.erred(facts.error))
             return False
         if facts.final:
             denial = exchange.complete() if exchange.error is None else exchange.errored(exchange.error)
             call.half_close()
             denial = denial or await durable(self._services, exchange)
             if denial is not None:
-                self._tell(exchange, denial)
+                self._tell(exchange, denial, part)
                 return True
             if facts.empty and not first and facts.error is None and not exchange.wants_empty_final:
                 return True
-        full = self._put(exchange.shown(facts))
+        full = self._put(exchange.shown(facts), part)
         if full is not None and exchange.unsettled:
             exchange.failed(full)
+        if facts.final and part.place is not None:
+            self._outbox.leave(part.place)  # those behind it need not wait until its stream is drained
         return full is None  # there is no backpressure: what Triton still sends would pile up
 
-    async def _upstream_ended(self, exchange: Exchange, end: UpstreamEnd) -> None:
+    async def _upstream_ended(self, exchange: Exchange, end: UpstreamEnd, part: _Part) -> None:
         """The upstream stream ended without a final response: well (nothing to say) or not (told in-band)."""
         status = exchange.ended(end)
         unsafe = await durable(self._services, exchange)
         if unsafe is not None:
-            self._tell(exchange, unsafe)
+            self._tell(exchange, unsafe, part)
+        elif status.code != Code.OK and self._context.ends_on_error:
+            self._stop(status)
         elif status.code != Code.OK:
-            self._put(render.in_band_status(status, exchange.request_id))
+            self._put(render.in_band_status(status, exchange.request_id), part)
 
-    def _tell(self, exchange: Exchange, denial: Denial) -> None:
-        self._put(render.in_band(denial, exchange.request_id))
+    def _stop(self, status: render.Status) -> None:
+        """The RPC ends with a model's error: the client asked for that (triton_grpc_error)."""
+        if not self._stopped.done():
+            self._ending = _OTHERS_ERROR
+            self._stopped.set_result(status)
 
-    def _put(self, data: bytes) -> Denial | None:
-        full = self._outbox.put(data)
+    def _tell(self, exchange: Exchange, denial: Denial, part: _Part) -> None:
+        self._put(render.in_band(denial, exchange.request_id), part)
+
+    def _put(self, data: bytes, part: _Part) -> Denial | None:
+        full = self._outbox.put(data, part.place)
         if full is not None:
             self._outbox.fail(full)
         return full
@@ -288,8 +324,3 @@ async def _ended(*tasks: asyncio.Task[Any]) -> None:
             task.exception()  # seen: what it means was decided where its result was read
     if interrupted:
         raise asyncio.CancelledError
-
-
-def _forward(exchange: Exchange) -> Forward:
-    assert exchange.recorded is not None
-    return exchange.recorded.admission.forward

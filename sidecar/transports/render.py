@@ -19,6 +19,7 @@ _QUOTAS: Final = frozenset(
     {
         Reason.RATE_REQUESTS,
         Reason.RATE_TOKENS,
+        Reason.RATE_COMPUTE,
         Reason.CONCURRENCY,
         Reason.MEMORY_KV,
         Reason.MEMORY_TENSOR,

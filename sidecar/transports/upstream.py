@@ -31,6 +31,10 @@ class UpstreamCall(Protocol):
 
     async def receive(self) -> bytes | UpstreamEnd: ...
 
+    async def send(self, message: bytes, suffix: bytes) -> None:
+        """One more request message, ``message + suffix``, on a stream that is not half-closed. One at a time."""
+        ...
+
     def half_close(self) -> None:
         """No more request messages: Triton may end the RPC."""
         ...
@@ -48,7 +52,7 @@ class Upstream(Protocol):
         ...
 
     def stream(self, method: Method, message: bytes, suffix: bytes, metadata: Metadata) -> UpstreamCall:
-        """A ModelStreamInfer RPC of one request message, ``message + suffix``; half-closed only when told."""
+        """A ModelStreamInfer RPC whose first request message is ``message + suffix``; half-closed only when told."""
         ...
 
 

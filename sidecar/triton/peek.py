@@ -1,4 +1,4 @@
-"""What a stream needs beside the facts: a refused message's id, and what makes Triton tell a call's end."""
+"""What a stream needs beside the facts: ids of messages, and what makes Triton tell a call's end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from sidecar.triton.protos import descriptor
 from sidecar.triton.wire import scan, spec_of, text
 
 _SPEC: Final = spec_of(descriptor("ModelInferRequest"))
+_STREAM: Final = spec_of(descriptor("ModelStreamInferResponse"))
+_RESPONSE: Final = spec_of(descriptor("ModelInferResponse"))
 _LONGEST: Final = 128  # characters of an id that are given back, as many as an id may have
 
 
@@ -19,6 +21,31 @@ def peek_request_id(message: bytes) -> str:
     except MalformedRequest:
         return ""
     return ids[0][:_LONGEST] if ids else ""
+
+
+def sent_request_id(message: bytes, suffix: bytes) -> str:
+    """The id that Triton reads from a request of ours and what is appended to it: the last one counts (proto3)."""
+    try:
+        for part in (suffix, message):
+            ids = [text(part, found, _SPEC) for found in scan(part, _SPEC) if found.field.name == "id"]
+            if ids:
+                return ids[-1]
+    except MalformedRequest:  # mode observe forwards what can't be read
+        return ""
+    return ""
+
+
+def peek_response_id(message: bytes) -> str:
+    """The ``infer_response.id`` of a ModelStreamInferResponse; "" where it can't be read."""
+    try:
+        for outer in scan(message, _STREAM):
+            if outer.field.name == "infer_response":
+                for found in scan(message, _RESPONSE, outer.start, outer.end):
+                    if found.field.name == "id":
+                        return text(message, found, _RESPONSE)
+    except MalformedRequest:  # a field that a newer Triton has
+        return ""
+    return ""
 
 
 # Appended to a request it is one more entry of the map ``parameters`` (field 4): triton_enable_empty_final_response =

@@ -14,6 +14,7 @@ from sidecar.core.model import (
     Action,
     Admission,
     Call,
+    Contract,
     Demand,
     Denial,
     Forward,
@@ -155,7 +156,14 @@ class TritonReader:
     def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
         """Worst case: every sequence generates all it asked for, in whole blocks of cache."""
         tokens = facts.prompt_tokens + facts.requested_tokens * facts.sequences
-        return Demand(tokens, _kv_bytes(facts, profile), facts.tensor_bytes)
+        return Demand(
+            tokens,
+            _kv_bytes(facts, profile),
+            facts.tensor_bytes,
+            facts.prompt_tokens,
+            timed=profile.contract is Contract.GENERIC,
+            kv_block=profile.kv,
+        )
 
     def response(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:  # noqa: ARG002
         """What one response says; of other methods than inference, its length."""

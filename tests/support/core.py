@@ -26,6 +26,7 @@ from sidecar.core.model import (
     ModelProfile,
     Outcome,
     ParameterValue,
+    PoolSize,
     Principal,
     Reservation,
     ResponseFacts,
@@ -87,6 +88,7 @@ class FakePorts:
     held: Mapping[int, Reservation] = field(default_factory=dict)  # by identity: reserved and not settled
     shadow: Denial | None = None  # what a policy in shadow would answer
     over: Denial | None = None  # what an observed reservation would have met
+    spent: Denial | None = None  # what a growing call is told
     entries: list[tuple[str, object]] = field(default_factory=list)  # the journal
     digest: str = "sha256:fake"
     unserved: frozenset[str] = frozenset()  # tenants that may do nothing
@@ -159,8 +161,9 @@ class FakePorts:
     # --- Quotas
 
     def reserve(
-        self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool
-    ) -> Reservation | Denial:
+        self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool, key: str = "",
+        model_limits: Limits | None = None, pool: PoolSize | None = None,
+    ) -> Reservation | Denial:  # fmt: skip
         denial = self._step("reserve")
         if denial is not None and enforce:
             return denial
@@ -168,10 +171,24 @@ class FakePorts:
         self.held = {**self.held, id(reservation): reservation}
         return reservation
 
-    def settle(self, reservation: Reservation, usage: Usage, at: Instant) -> None:
+    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool) -> Denial | None:
+        return self.spent
+
+    def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
+        if running:
+            self._step("settle, running")
+            return 0
         self._step("give back")
+        self._drop(reservation)
+        return 0
+
+    def release(self, reservation: Reservation, at: Instant) -> None:
+        self._step("give back")
+        self._drop(reservation)
+
+    def _drop(self, reservation: Reservation) -> None:
         held = dict(self.held)
-        del held[id(reservation)]  # KeyError: settled twice, or never reserved
+        del held[id(reservation)]  # KeyError: given back twice, or never reserved
         self.held = held
 
 

@@ -117,6 +117,7 @@ class FakeCall:
         self.message = message
         self.metadata = metadata
         self.streaming = streaming
+        self.more: list[bytes] = []  # messages behind the first
         self.half_closed = False
         self.cancelled = 0
         self.ended = False
@@ -140,6 +141,10 @@ class FakeCall:
         await self._closed.wait()
         self.ended = True
         return OK_END
+
+    async def send(self, message: bytes, suffix: bytes) -> None:
+        await asyncio.sleep(0)
+        self.more.append(message + suffix)
 
     def half_close(self) -> None:
         self.half_closed = True

@@ -72,14 +72,16 @@ class TestStatuses:
 
 class TestMetadata:
     def test_triton_sees_only_what_is_on_the_list(self, sidecar: Sidecar, bare: Bare, triton: Triton) -> None:
-        """A header that changes how Triton answers streams does nothing here: it isn't forwarded."""
+        """A header that changes how Triton answers streams isn't forwarded: its code would come through.
+
+        The sidecar honours it itself (test_streams.py): Triton 2.51 dies of it now and then.
+        """
         headers = sidecar.headers(triton_grpc_error="true")
         message = failing("INTERNAL", "as asked", stream=True)
         with Bare(triton.grpc) as direct:
             assert direct.stream([message], {"triton_grpc_error": "true"}).answer().code == "INTERNAL"
         stream = bare.stream([message], headers)
-        assert [r.error_message for r in stream] == ["as asked"]
-        assert stream.answer().code == "OK"
+        assert (stream.answer().code, stream.answer().text) == ("UNKNOWN", "as asked")
 
     def test_every_answer_carries_its_call_id(self, sidecar: Sidecar, bare: Bare) -> None:
         ids = {

@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from sidecar.core.model import Demand, Denial, Instant, Limits, Quantity, RequestRate, Reservation, Usage, replace
+from sidecar.core.model import (
+    Demand,
+    Denial,
+    Instant,
+    KvProfile,
+    Limits,
+    PoolSize,
+    Quantity,
+    RequestRate,
+    Reservation,
+    Share,
+    Usage,
+    replace,
+)
 from sidecar.core.reasons import REASONS, Code, Reason
-from sidecar.quotas.local import REASON_OF, LocalQuotas, _size
+from sidecar.quotas.account import size
+from sidecar.quotas.local import REASON_OF, LocalQuotas
 
 GIB = 2**30
 SECOND = 1_000_000_000
@@ -275,4 +289,88 @@ def test_reservations_of_other_quotas_are_our_bug() -> None:
     [(0, "0B"), (1023, "1023B"), (1024, "1KiB"), (8 * GIB, "8GiB"), (GIB + GIB // 2, "1.5GiB"), (2**50, "1024TiB")],
 )
 def test_sizes_read_as_they_are_configured(count: int, words: str) -> None:
-    assert _size(count) == words
+    assert size(count) == words
+
+
+def test_a_limit_in_shadow_is_counted_and_not_enforced_and_the_others_are() -> None:
+    quotas = LocalQuotas()
+    limits = Limits(requests=RequestRate(1, 1), concurrency=3, shadow=frozenset({Quantity.REQUESTS}))
+    overs = [held(reserve(quotas, limits)).over for _ in range(3)]
+    assert [None if over is None else over.reason for over in overs] == [None, *[Reason.RATE_REQUESTS] * 2]
+    assert refused(reserve(quotas, limits)).reason is Reason.CONCURRENCY
+    # What would have been refused was not taken: a second later the rate has room again.
+    assert held(reserve(quotas, replace(limits, concurrency=None), when=1.0)).over is None
+
+
+def test_a_stream_that_outgrows_what_was_expected_takes_more_and_ends_where_there_is_none() -> None:
+    quotas = LocalQuotas()
+    limits = Limits(tokens_per_minute=300, expected=True)
+    for _ in range(20):
+        quotas.settle(
+            held(reserve(quotas, Limits(expected=True), Demand(1000, prompt_tokens=5))),
+            Usage(output_tokens=10, responses=1),
+            at(0),
+        )
+    stream = held(reserve(quotas, limits, Demand(1005, prompt_tokens=5)))  # in full it could never fit
+    assert quotas.grow(stream, 15, at(0), exact=False) is None
+    assert quotas.grow(stream, 300, at(0), exact=False) is None
+    spent = quotas.grow(stream, 301, at(0), exact=False)
+    assert spent is not None
+    assert (spent.reason, spent.retry_after) == (Reason.RATE_TOKENS, 0.2)
+
+
+def test_models_without_tokens_are_charged_for_their_time() -> None:
+    quotas = LocalQuotas()
+    limits, call = Limits(compute_per_minute=3000), Demand(timed=True)
+    for number in range(3):
+        quotas.settle(held(reserve(quotas, limits, call)), Usage(duration_ns=SECOND, responses=1), at(0))
+        assert quotas.in_flight("acme") == 0, number
+    denial = refused(reserve(quotas, limits, call))
+    assert (denial.reason, denial.detail) == (
+        Reason.RATE_COMPUTE, "compute time 3 s per minute; this call asks for about 0.001 s",
+    )  # fmt: skip
+    assert denial.retry_after == 0.02
+    assert isinstance(reserve(quotas, limits, call, 0.019), Denial)
+    held(reserve(quotas, limits, call, 0.02))
+    held(reserve(quotas, limits, Demand(tokens=5)))  # one with tokens pays in tokens
+
+
+def test_memory_and_slot_stay_held_until_triton_has_ended_it() -> None:
+    quotas = LocalQuotas()
+    limits = Limits(tokens_per_minute=100, concurrency=1, kv_bytes=10)
+    first = held(reserve(quotas, limits, Demand(100, 10)))
+    quotas.settle(first, Usage(input_tokens=10), at(0), running=True)
+    assert quotas.held("acme") == (10, 0)
+    assert refused(reserve(quotas, limits, Demand(90))).reason is Reason.CONCURRENCY  # the tokens are back
+    quotas.release(first, at(1))
+    held(reserve(quotas, limits, Demand(90, 10)))
+    with pytest.raises(RuntimeError):
+        quotas.release(first, at(1))
+
+
+def test_a_models_pool_is_shared_by_the_plans() -> None:
+    quotas, size = LocalQuotas(), PoolSize(kv_bytes=100, concurrency=10)
+    greedy, modest = Limits(share=Share(0, 700)), Limits(share=Share(300, 1000))
+
+    def ask(tenant: str, limits: Limits, kv: int) -> Reservation | Denial:
+        return quotas.reserve(tenant, "chat", limits, Demand(kv_bytes=kv), at(0), enforce=True, pool=size)
+
+    calls = [held(ask("greedy", greedy, 35)) for _ in range(2)]
+    denial = refused(ask("greedy", greedy, 1))
+    assert (denial.reason, denial.rule) == (Reason.MEMORY_KV, "quota:pool:kv_bytes")
+    assert "greedy" not in denial.detail
+    assert "modest" not in denial.detail
+    held(ask("modest", modest, 30))
+    assert quotas.pools() == {("chat", "concurrency"): (3, 10), ("chat", "kv_bytes"): (100, 100)}
+    assert refused(ask("modest", modest, 101)).retry_after is None
+    for call in calls:
+        quotas.settle(call, Usage(), at(0))
+    assert quotas.pools() == {("chat", "concurrency"): (1, 10), ("chat", "kv_bytes"): (30, 100)}
+
+
+def test_kv_cache_is_metered_as_it_grows() -> None:
+    quotas, block = LocalQuotas(), KvProfile(bytes_per_token=10, tokens_per_block=4)
+    stream = held(reserve(quotas, Limits(), Demand(12, 120, 0, 4, kv_block=block)))
+    assert quotas.grow(stream, 5, at(1.0), exact=True) is None  # one block for a second, then two
+    used = quotas.settle(stream, Usage(input_tokens=4, output_tokens=5), at(3.0))
+    assert used == 40 * 1000 + 80 * 2000

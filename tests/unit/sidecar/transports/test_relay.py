@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from sidecar.core.model import Denial, MalformedRequest
+from sidecar.core.model import Denial, Forward, MalformedRequest
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.recorded import OUTPUT_LAG_BYTES
-from sidecar.transports import relay as relay_module
 from sidecar.transports import render
 from sidecar.transports.budget import Held
 from sidecar.transports.exchange import DRAINED, UpstreamEnd
@@ -22,13 +22,15 @@ from sidecar.transports.live import LiveRpcs
 from sidecar.transports.outbox import ClientGone
 from sidecar.transports.relay import StreamRelay
 from sidecar.triton.peek import EMPTY_FINAL_SUFFIX
-from sidecar.triton.protos import ModelInferRequest
+from sidecar.triton.protos import ModelInferRequest, ModelInferResponse
+from sidecar.triton.reader import TritonReader
 from tests.support import kserve
 from tests.support.core import FakePorts
 from tests.support.wire import (
     BOUNDS,
     OK_END,
     STREAM_INFER,
+    FakeCall,
     FakeClient,
     FakeUpstream,
     World,
@@ -504,36 +506,168 @@ async def test_a_drain_ends_every_call_as_draining() -> None:
 # --- sequences ----------------------------------------------------------------------------------------------------
 
 
-async def test_the_requests_of_a_sequence_are_forwarded_one_after_the_other() -> None:
+def ids(call: FakeCall) -> list[str]:
+    return [ModelInferRequest.FromString(message).id for message in (call.message, *call.more)]
+
+
+async def test_the_requests_of_a_sequence_share_an_upstream_stream() -> None:
     first, other = asyncio.Event(), asyncio.Event()
-    rpc = Rpc(FakeUpstream([first, FINAL], [other, FINAL], [FINAL]))
+    rpc = Rpc(FakeUpstream([first, FINAL, FINAL], [other, FINAL]))
     task = asyncio.ensure_future(rpc.run(ask("a", sequence=7), ask("b", sequence=8), ask("c", sequence=7)))
-    await until(lambda: len(rpc.upstream.calls) == 2)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    ids = [ModelInferRequest.FromString(call.message).id for call in rpc.upstream.calls]
-    assert ids == ["a", "b"]
+    await until(lambda: len(rpc.upstream.calls) == 2 and rpc.upstream.calls[0].more)
+    assert [ids(call) for call in rpc.upstream.calls] == [["a", "c"], ["b"]]
+    assert EMPTY_FINAL_SUFFIX in rpc.upstream.calls[0].more[0]
     first.set()
-    await until(lambda: len(rpc.upstream.calls) == 3)
+    await until(lambda: len(rpc.world.outcomes) == 2)
+    assert rpc.world.outcomes == dict.fromkeys(("call-1/1", "call-1/3"), ("completed", ""))
     other.set()
     assert await task == render.OK
     rpc.world.assert_even()
 
 
-async def test_sequences_that_have_ended_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_module, "_SEQUENCES", 2)
-    kept: list[int] = []
-    relay = StreamRelay._follow
+async def test_a_request_of_a_sequence_that_cannot_be_recorded_is_not_sent_and_the_next_is() -> None:
+    rpc = Rpc(FakeUpstream([FINAL]))
+    answers = iter([done(NO_AUDIT)])
+    rpc.world.durable = lambda _: next(answers, None)
+    assert await rpc.run(ask("a", sequence=7), ask("c", sequence=7)) == render.OK
+    (call,) = rpc.upstream.calls
+    assert ids(call) == ["c"]
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "AUDIT_UNAVAILABLE"), "call-1/2": ("completed", "")}
+    rpc.world.assert_even()
 
-    def follow(self: StreamRelay, *call: Any) -> None:
-        relay(self, *call)
-        kept.append(len(self._sequences))
 
-    monkeypatch.setattr(StreamRelay, "_follow", follow)
-    rpc = Rpc(FakeUpstream([FINAL]), bounds=replace(BOUNDS, calls_per_stream=1))
-    assert await rpc.run(*(ask(f"r{n}", sequence=n) for n in range(1, 9))) == render.OK
-    assert max(kept) <= 2
-    assert len(rpc.world.outcomes) == 8
+# --- order --------------------------------------------------------------------------------------------------------
+
+
+class Plain(TritonReader):
+    """A reader that knows every model but ``chat`` to be non-decoupled."""
+
+    def isolate(self, *asked: Any) -> Forward | Denial:
+        forward = super().isolate(*asked)
+        return forward if isinstance(forward, Denial) else structs.replace(forward, ordered=asked[2].model != "chat")
+
+
+def plain(request_id: str) -> bytes:
+    message = ModelInferRequest.FromString(ask(request_id))
+    message.model_name = "embed"
+    data: bytes = message.SerializeToString()
+    return data
+
+
+async def test_answers_of_ordinary_models_keep_the_order_of_their_requests_and_decoupled_ones_do_not_wait() -> None:
+    slow = asyncio.Event()
+    rpc = Rpc(
+        FakeUpstream(
+            [slow, token(b"1", final=True)],
+            [token(b"2", final=True)],
+            [token(b"s1"), token(b"s2"), FINAL],
+            [kserve.streamed(error="model says no")],
+            [UpstreamEnd(Code.UNAVAILABLE, "")],
+            [token(b"6", final=True)],
+        ),
+        reader=Plain(),
+    )
+    asked = (plain("1"), plain("2"), ask("s"), plain("4"), plain("5"), b"\xff", plain("6"))
+    task = asyncio.ensure_future(rpc.run(*asked))
+    await until(lambda: len(rpc.world.outcomes) == 5)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert rpc.told == ["s1", "s2"]
+    slow.set()
+    assert await task == render.OK
+    assert rpc.told[5].startswith("error [UPSTREAM_UNAVAILABLE]")
+    assert rpc.told[2:5] + rpc.told[6:] == ["1", "2", "error model says no", "REQUEST_MALFORMED", "6"]
+    rpc.world.assert_even()
+    await quiet()
+
+
+async def test_what_waits_in_line_is_bounded_and_then_the_client_is_cut_off_with_the_reason() -> None:
+    big = token(b"x" * 20_000, final=True)
+    rpc = Rpc(FakeUpstream([], [big]), reader=Plain())
+    status = await rpc.run(*(plain(str(n)) for n in range(5)), forever=True)
+    assert status.code == Code.RESOURCE_EXHAUSTED
+    assert "wait for that of an earlier request" in status.message
+    assert rpc.world.cut_off == ["MEMORY_TENSOR"]
+    rpc.world.assert_even()
+
+
+async def test_an_answer_that_never_comes_lets_the_others_pass_once_its_call_has_ended() -> None:
+    rpc = Rpc(FakeUpstream([ZeroDivisionError()], [token(b"2", final=True)]), reader=Plain())
+    assert await rpc.run(plain("1"), plain("2")) == render.OK
+    assert rpc.told == ["INTERNAL", "2"]
+    rpc.world.assert_even()
+
+
+# --- triton_grpc_error --------------------------------------------------------------------------------------------
+
+ENDS: tuple[tuple[str, str], ...] = (("triton_grpc_error", "true"),)
+
+
+def erred(text: str, *, model: str = "chat", final: bool | None = True) -> bytes:
+    answer = kserve.response(id="r1")
+    answer.model_name = model
+    return kserve.streamed(answer, error=text, final=final)
+
+
+async def test_a_models_error_ends_the_rpc_where_the_client_asks_for_that() -> None:
+    gate = asyncio.Event()
+    rpc = Rpc(FakeUpstream([token(b"a")], [token(b"b"), gate, erred("boo"), token(b"never")]))
+    task = asyncio.ensure_future(rpc.run(ask("r1"), ask("r2"), forever=True, headers=ENDS))
+    await until(lambda: len(rpc.told) == 2)
+    gate.set()
+    status = await task
+    assert (status.code, status.message) == (Code.UNKNOWN, "boo")
+    assert sorted(rpc.told) == ["a", "b"]
+    assert rpc.world.outcomes == {"call-1/2": ("failed", ""), "call-1/1": ("cancelled", "CLIENT_CANCELLED")}
+    assert all("triton_grpc_error" not in dict(call.metadata) for call in rpc.upstream.calls)
+    rpc.world.assert_even()
+    await quiet()
+
+
+async def test_its_status_is_ours_where_the_error_is_one_of_our_reasons() -> None:
+    rpc = Rpc(FakeUpstream([erred("Exceeds maximum queue size")]))
+    status = await rpc.run(ask(), forever=True, headers=ENDS)
+    assert status.code == Code.RESOURCE_EXHAUSTED
+    assert b"UPSTREAM_QUEUE_FULL" in status.details
+    rpc.world.assert_even()
+
+
+async def test_an_upstream_that_fails_ends_such_an_rpc_too() -> None:
+    rpc = Rpc(FakeUpstream([UpstreamEnd(Code.UNAVAILABLE, "")]))
+    status = await rpc.run(ask(), forever=True, headers=ENDS)
+    assert status.code == Code.UNAVAILABLE
+    rpc.world.assert_even()
+
+
+async def test_what_was_never_issued_stays_in_band_and_so_does_a_refusal() -> None:
+    rpc = Rpc(FakeUpstream([kserve.streamed(kserve_id("r1"), error="bad shape")], [FINAL]))
+    assert await rpc.run(ask("r1"), b"\xff", ask("r3", empty_final=True), headers=ENDS) == render.OK
+    assert rpc.told == ["REQUEST_MALFORMED", "error bad shape", "final"]
+    rpc.world.assert_even()
+
+
+@pytest.mark.parametrize("value", ["false", "TRUE", "1", ""])
+async def test_no_other_word_asks_for_it(value: str) -> None:
+    rpc = Rpc(FakeUpstream([erred("boo")]))
+    assert await rpc.run(ask(), headers=(("triton_grpc_error", value),)) == render.OK
+    assert rpc.told == ["error boo"]
+
+
+async def test_with_its_end_nothing_out_of_order_is_sent() -> None:
+    """What waited for the answer of a call that never comes is not shown."""
+    gate = asyncio.Event()
+    rpc = Rpc(FakeUpstream([], [token(b"2", final=True)], [gate, erred("boo", model="embed")]), reader=Plain())
+    task = asyncio.ensure_future(rpc.run(plain("1"), plain("2"), plain("3"), headers=ENDS))
+    await until(lambda: len(rpc.world.outcomes) == 1)
+    gate.set()
+    assert (await task).code == Code.UNKNOWN
+    assert rpc.told == []
+    rpc.world.assert_even()
+    await quiet()
+
+
+def kserve_id(request_id: str) -> Any:
+    return ModelInferResponse(id=request_id)
 
 
 # --- cancellation -------------------------------------------------------------------------------------------------

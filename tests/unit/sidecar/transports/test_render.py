@@ -10,7 +10,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from sidecar.core.model import Demand, Denial, Limits
 from sidecar.core.reasons import REASONS, Code, Reason
-from sidecar.quotas.local import LocalQuotas
+from sidecar.quotas.local import REASON_OF, LocalQuotas
 from sidecar.transports import render
 from sidecar.triton.protos import ModelStreamInferResponse
 from tests.support.core import AT
@@ -23,7 +23,7 @@ DENIAL = Denial(
     internal="bucket at -3",
     metadata=(("limit", "60000"),),
 )
-QUOTAS = {"RATE_REQUESTS", "RATE_TOKENS", "CONCURRENCY", "MEMORY_KV", "MEMORY_TENSOR", "UPSTREAM_QUEUE_FULL"}
+QUOTAS = {str(reason) for reason in REASON_OF.values()} | {"UPSTREAM_QUEUE_FULL"}
 
 
 def details(status: render.Status) -> dict[str, object]:

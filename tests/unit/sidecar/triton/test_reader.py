@@ -156,16 +156,19 @@ def facts(**values: Any) -> InferenceFacts:
     ],
 )
 def test_demand(asked: InferenceFacts, demand: Demand) -> None:
-    assert READER.demand(asked, CHAT) == demand
+    found = READER.demand(asked, CHAT)
+    assert (found.tokens, found.kv_bytes, found.tensor_bytes) == (demand.tokens, demand.kv_bytes, demand.tensor_bytes)
+    assert (found.prompt_tokens, found.timed, found.kv_block) == (asked.prompt_tokens, False, CHAT.kv)
 
 
 def test_a_model_without_a_profile_of_its_cache_takes_none() -> None:
-    assert READER.demand(facts(prompt_tokens=5, requested_tokens=5), ModelProfile("m")) == Demand(10, 0, 0)
+    found = READER.demand(facts(prompt_tokens=5, requested_tokens=5), ModelProfile("m"))
+    assert found == Demand(10, 0, 0, 5, timed=True)
 
 
 def test_demand_of_what_was_read() -> None:
     got = READER.demand(READER.facts(INFER, chat(b"x" * 400, max_tokens=28).SerializeToString(), CHAT), CHAT)
-    assert got == Demand(128, 8 * 2_097_152, 4 + 400 + 1 + 4 + 18)
+    assert got == Demand(128, 8 * 2_097_152, 4 + 400 + 1 + 4 + 18, 100, kv_block=CHAT.kv)
 
 
 @pytest.mark.parametrize("contract", [Contract.GENERIC, Contract.TRTLLM])
