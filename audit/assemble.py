@@ -32,6 +32,8 @@ class Place:
     journal: str
     region: str
     jurisdiction: str
+    evidence: str = ""
+    telemetry: str = ""
 
 
 @dataclass(frozen=True, slots=True)

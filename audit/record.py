@@ -86,6 +86,10 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     route: str = ""  # who picked the version of a model that has a canary: client | canary | stable
     route_why: str = ""
     redact: tuple[Redaction, ...] = ()  # what it is to be stored without
+    roles: list[str] = []
+    narrowed: list[str] | None = None  # models that the credential itself was for; None: all of its tenant's
+    classes: list[str] = []  # data classes as the call and its credential said them
+    would_rule: str = ""  # that did not enforce ``would_refuse``
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):

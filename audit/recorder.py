@@ -92,9 +92,10 @@ class JournalRecorder:
             rule=admission.verdict.rule,
             bundle=admission.verdict.bundle,
             prompt=_prompt(admission.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
-            would_refuse=admission.would_refuse.reason if admission.would_refuse is not None else "",
+            would_refuse=admission.would_refuse,
             may_trace=admission.verdict.may_trace,
             verdict=admission.verdict,
+            resident=not _elsewhere(admission.would_refuse),
         )
         return self._write(record.Admitted(facts), opens=facts.call_id)
 
@@ -113,10 +114,11 @@ class JournalRecorder:
             rule=denial.rule,
             bundle=refused.bundle,
             prompt=_prompt(refused.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
-            would_refuse="",
+            would_refuse=None,
             # Without a principal there is no tenant whose telemetry it would be, and its message was not read.
             may_trace=refused.principal is None if verdict is None else verdict.may_trace,
             verdict=verdict,
+            resident=verdict is not None or denial.resident,
         )
         code = int(REASONS[denial.reason].code)
         return self._write(record.Refused(facts, denial.reason.value, code, denial.detail, denial.internal))
@@ -242,6 +244,11 @@ def _answering(verdict: Verdict | None) -> str:
     return verdict.profile.name if verdict is not None and verdict.alias else ""
 
 
+def _elsewhere(denial: Denial | None) -> bool:
+    """Whether this tenant's data should not be here (mode observe lets it be)."""
+    return denial is not None and denial.reason.startswith("RESIDENCY_")
+
+
 def _unavailable(fault: JournalFault) -> Denial:
     retry = None if fault.kind is FaultKind.TOO_LARGE else _RETRY_S
     return Denial(Reason.AUDIT_UNAVAILABLE, retry_after=retry, rule="journal", internal=f"{fault.kind}: {fault.detail}")
@@ -287,10 +294,12 @@ def _facts(
     rule: str,
     bundle: str,
     prompt: Content,
-    would_refuse: str,
+    would_refuse: Denial | None,
     may_trace: bool,
     verdict: Verdict | None,
+    resident: bool = True,
 ) -> CallFacts:
+    """``resident`` False: this is no place for the call's data, so it names nobody but the credential's holder."""
     trace = call.trace
     alias, picked = ("", NO_ROUTE) if verdict is None else (verdict.alias, verdict.route)
     return CallFacts(
@@ -303,8 +312,8 @@ def _facts(
         principal.kind if principal is not _NOBODY else "",
         principal.issuer,
         principal.key_id,
-        principal.subject or call.subject,
-        principal.conversation or call.conversation,
+        principal.subject or call.subject if resident else "",
+        principal.conversation or call.conversation if resident else "",
         model,
         version,
         facts.request_id,
@@ -324,14 +333,24 @@ def _facts(
         facts.prompt_tokens,
         facts.requested_tokens,
         prompt,
-        would_refuse,
+        would_refuse.reason.value if would_refuse is not None else "",
         may_trace,
         alias,
         picked.version,
         picked.kind.value if picked.kind is not None else "",
         picked.why,
         audit.redact,
+        sorted(principal.roles),
+        None if principal.models is None else list(principal.models),
+        _classes(call, principal),
+        would_refuse.rule if would_refuse is not None else "",
     )
+
+
+def _classes(call: Call, principal: Principal) -> list[str]:
+    if not call.data_class and not principal.data_classes:
+        return []
+    return [*filter(None, map(str.strip, call.data_class.split(","))), *principal.data_classes]
 
 
 def _prompt(prompts: tuple[bytes, ...], kept: int | None) -> Content:

@@ -23,6 +23,7 @@ CALL_COLUMNS: Final = (
     "peer", "trace_id", "span_id", "parent_id", "sampled", "parameters", "tensors", "request_bytes",
     "requested_tokens", "prompt_sealed", "prompt_bytes", "prompt_sha256", "prompt_truncated", "would_refuse",
     "alias", "routed_version", "route", "route_why",
+    "decision",
     "settled_at", "outcome", "status", "reason", "detail", "internal",
     "output_sealed", "output_bytes", "output_sha256", "output_truncated", "input_tokens", "output_tokens",
     "input_exact", "output_exact", "responses", "response_bytes", "ttft_ns", "duration_ns", "model_version",
@@ -82,6 +83,7 @@ def call_row(record: CallRecord, sealer: ContentSealer, redacted: Mapping[str, i
         clean.text(record.facts.routed_version),
         clean.text(record.facts.route),
         clean.text(record.facts.route_why),
+        _jsonb(clean.json(_decision(record))),
         *_end_part(record, clean, output_sealed),
     )
     altered = clean.changed
@@ -130,6 +132,19 @@ def _call_part(record: CallRecord, clean: Cleaner, started: datetime, call_id: s
         clean.number(facts.request_bytes),
         clean.number(facts.requested_tokens),
     )
+
+
+def _decision(record: CallRecord) -> dict[str, Any]:
+    """What a decision was made from beside the columns, so that it can be made again, under this bundle or another."""
+    facts, place = record.facts, record.place
+    return {
+        "roles": facts.roles,
+        "models": facts.narrowed,
+        "classes": facts.classes,
+        "would_rule": facts.would_rule,
+        "evidence": place.evidence,
+        "telemetry": place.telemetry,
+    }
 
 
 def _end_part(record: CallRecord, clean: Cleaner, output_sealed: bytes | None) -> tuple[Any, ...]:

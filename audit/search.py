@@ -150,6 +150,8 @@ class Found:
             "route_why": c["route_why"] or None,
             "would_refuse": c["would_refuse"] or None,  # what mode observe did not enforce
             "redacted": c["redacted"],  # identifiers taken out before it was stored, by class
+            "would_refuse_rule": c["decision"].get("would_rule") or None,
+            "evidence": c["decision"].get("evidence") or None,  # what agreed on the region
             "content": self.content,
             **{name: c[name] for name in ("prompt_bytes", "output_bytes", "prompt_truncated", "output_truncated")},
             **{name: _hex(c[name]) for name in ("prompt_sha256", "output_sha256")},

@@ -50,6 +50,7 @@ _MARK: Final = b"\xf5WF\x01"
 _MAGIC: Final = b"WARDENJ1"
 _HEAD: Final = struct.Struct("<8sII")
 _MAX_HEADER: Final = 64 * 1024
+_MAX_EVIDENCE: Final = 1024  # characters
 _WINDOW: Final = 256 * 1024  # bytes read at once
 _NAME: Final = "journal-{:016x}.seg"
 
@@ -83,11 +84,17 @@ class JournalFault:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Whose journal this is and where it is written; stands in every segment, sealed with it."""
+    """Whose journal this is and where it is written; stands in every segment, sealed with it.
+
+    ``evidence``: what agreed on the region when the journal was opened. ``telemetry``: the collector's jurisdiction, ""
+    where there is none.
+    """
 
     sidecar: str
     region: str
     jurisdiction: str
+    evidence: str = ""
+    telemetry: str = ""
 
 
 class SegmentInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -103,6 +110,8 @@ class SegmentInfo(msgspec.Struct, frozen=True, array_like=True):
     open_from: int
     root: bytes  # key_id of the root key
     wrapped: bytes
+    evidence: str = ""
+    telemetry: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +195,8 @@ def new_segment(
         open_from,
         key_id(root),
         b"",
+        origin.evidence[:_MAX_EVIDENCE],
+        origin.telemetry,
     )
     info = msgspec.structs.replace(bare, wrapped=wrap(root, key, _context(bare), random))
     body = msgspec.msgpack.encode(info)

@@ -58,6 +58,7 @@ audit_calls: Final = sa.Table(
     *map(_text, ("peer", "outcome")),
     sa.Column("status", sa.SmallInteger, nullable=False),  # gRPC code
     *map(_text, ("reason", "detail", "internal", "would_refuse", "trace_id", "span_id", "parent_id")),
+    sa.Column("decision", JSONB, nullable=False, server_default="{}"),  # what else it was made from: audit.rows
     _flag("sampled"),
     sa.Column("parameters", JSONB, nullable=False, server_default="{}"),
     sa.Column("tensors", JSONB, nullable=False, server_default="[]"),  # [name, datatype, shape, bytes] each

@@ -110,11 +110,12 @@ def _configure(directory: Path) -> Path:
     assert isinstance(key, mint.SigningKey)
     mint.write_public(keys / "jwks.json", mint.public_jwks(key))
     lifted_bundle(directory / "bundle")
+    (directory / "node-labels").write_text(f'topology.kubernetes.io/region="{REGION}"\n')
     issuer = {
         "issuer": ISSUER, "audience": [AUDIENCE], "jwks": "keys/jwks.json", "algorithms": ["EdDSA"], "tenants": ["*"],
     }  # fmt: skip
     sections: dict[str, Any] = {
-        "sidecar": {"name": "bench", "region": REGION},
+        "sidecar": {"name": "bench", "region": REGION, "evidence": {"node_labels_file": "node-labels"}},
         "policy": {"bundle": "bundle"},
         "identity": {"issuers": [issuer], "keys": {"environment": "bench", "pepper_file": "keys/pepper.key"}},
         "audit": {

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
+from msgspec import structs
+
 from policies import memory as memory_module
 from policies import residency
 from policies.access import Answer, Question
@@ -182,7 +184,7 @@ class LoadedPolicy:
         for name, check in self._checks():
             found = check(asked)
             if isinstance(found, Denial):
-                return _denied(steps, name, found)
+                return _denied(steps, name, structs.replace(found, resident=self._resident(asked) is None))
             if isinstance(found, _Shadow):
                 shadow = shadow or found.denial
                 found = found.step

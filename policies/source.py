@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +18,12 @@ READ_ATTEMPTS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """Where a sidecar is configured to be; its jurisdiction is the bundle's to say."""
+    """Where a sidecar is configured to be; its jurisdiction is the bundle's to say. ``doubt``: why that is doubted."""
 
     region: str
     storage_jurisdiction: str
     telemetry_jurisdiction: str | None
+    doubt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,14 @@ class BundleSource:
 
     def current(self) -> LoadedPolicy:
         return self._policy
+
+    def doubt(self, why: str) -> bool:
+        """From now on it is doubted that the pod is where it says ("": no more); whether that is news."""
+        if why == self._pod.doubt:
+            return False
+        self._pod = replace(self._pod, doubt=why)
+        self._policy = LoadedPolicy(self._policy.bundle, replace(self._policy.place, doubt=why))
+        return True
 
     def reload(self) -> Loaded | Unchanged | list[Problem]:
         """Look again. Cheap (one ``stat`` a file) while nothing changed; else about 1 ms a document, without awaiting.
@@ -91,7 +100,7 @@ def _load(directory: Path, pod: Pod, previous: Bundle | None) -> LoadedPolicy | 
     if isinstance(bundle, list):
         return bundle
     place = bundle.place(pod.region, pod.storage_jurisdiction, pod.telemetry_jurisdiction)
-    return place if isinstance(place, list) else LoadedPolicy(bundle, place)
+    return place if isinstance(place, list) else LoadedPolicy(bundle, replace(place, doubt=pod.doubt))
 
 
 def _fingerprint(directory: Path) -> Fingerprint | None:

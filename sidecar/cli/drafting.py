@@ -313,6 +313,10 @@ def _settings(server: Server, place: Place) -> str:
 sidecar:
   name: {_scalar(place.sidecar)} # one a sidecar: it names this one's records
   region: {region} # one of bundle/bundle.yaml's
+  # SET THIS before mode enforce: what else says where this is. Where it disagrees, every call is refused.
+  # evidence:
+  #   node_labels_file: /etc/pod/labels # topology.kubernetes.io/region="{place.region}", by Kubernetes' downward API
+  #   cloud_metadata_file: /run/cloud-init/instance-data.json
 
 # observe: decides and records every call and refuses none, so it is safe beside running traffic.
 # enforce: what would have been refused is refused.

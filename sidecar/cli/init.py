@@ -152,5 +152,6 @@ Next
   3. Issue the first API key:    {warden} keys issue --tenant {place.tenant} --name first{option}
   4. Start the sidecar:          {warden} serve{option}
   5. Point clients at 127.0.0.1:8011 instead of {place.triton}; give them the key as x-api-key when you can.
-  6. See what would have been refused ("would be"), and when nothing is left that shouldn't be, set mode: enforce
+  6. See what would have been refused ("would be"); when nothing is left that shouldn't be, name what else says where
+     this is (sidecar.evidence), and set mode: enforce
        {warden} audit search --since 1h{option}"""

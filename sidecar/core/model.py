@@ -286,6 +286,7 @@ class Denial(Struct, frozen=True):
     """A refusal. ``detail`` is shown to the caller; ``internal`` goes to the record and the log only.
 
     ``retry_after`` is in seconds. ``rule`` names what decided: a policy's id, a document's path, or a limit.
+    ``resident``: residency was looked at and lets this tenant's data be here, whatever else refuses the call.
     """
 
     reason: Reason
@@ -296,6 +297,7 @@ class Denial(Struct, frozen=True):
     metadata: tuple[tuple[str, str], ...] = ()  # extra ErrorInfo metadata
     queue_ns: int = 0  # how long the call may wait for room instead of being refused at once
     policy: tuple[int, int] = (0, 0)  # the quota and its window (s), as the RateLimit-Policy field states them
+    resident: bool = False
 
     @property
     def public(self) -> str:

@@ -22,8 +22,10 @@ from sidecar.identity.jwks import JwksSource, KeySet
 MAX_REMEMBERED: Final = 10_000  # verified tokens, about 1 KB each
 MAX_TEXT: Final = 255  # characters of a claim that names someone (OpenID Connect Core §2, `sub`)
 MAX_ROLES: Final = 32
+MAX_CLASSES: Final = 8
 _LATEST: Final = 253_402_300_799  # 9999-12-31T23:59:59Z
 
+_CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # as x-data-class has it
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # What an access token may say it is where the issuer's `type` is not configured (RFC 7519 §5.1, RFC 9068 §2.1).
 _TYPES: Final = frozenset({"", "jwt", "at+jwt"})
@@ -44,6 +46,7 @@ class Issuer:
     roles_claim: str = "roles"
     subject_claim: str | None = None
     conversation_claim: str | None = None
+    data_class_claim: str | None = None
     roles: tuple[str, ...] = ("tenant",)
     role_map: Mapping[str, str] = field(default_factory=dict)
     type: str | None = None
@@ -217,6 +220,7 @@ def _principal(issuer: Issuer, claims: Mapping[str, Any]) -> Principal:
         expires_at=float(claims["exp"]),
         subject=_optional(claims, issuer.subject_claim),
         conversation=_optional(claims, issuer.conversation_claim),
+        data_classes=_data_classes(claims, issuer.data_class_claim),
     )
 
 
@@ -235,6 +239,19 @@ def _roles(issuer: Issuer, claims: Mapping[str, Any]) -> frozenset[str]:
         foreign = sorted(asserted - frozenset(issuer.roles))
         raise _Refused(Reason.TOKEN_ISSUER, "it may not give these roles", internal=f"roles {foreign!r}")
     return asserted
+
+
+def _data_classes(claims: Mapping[str, Any], path: str | None) -> tuple[str, ...]:
+    """A name, or a list of names; none where the token says none."""
+    given = None if path is None else _at(claims, path)
+    if given is None:
+        return ()
+    names = [given] if isinstance(given, str) else given
+    if not isinstance(names, list) or len(names) > MAX_CLASSES or not all(isinstance(name, str) for name in names):
+        _malformed(f"its {path} is neither a data class nor a list of at most {MAX_CLASSES}")
+    if not all(_CLASS.fullmatch(name) for name in names):
+        _malformed(f"its {path} is not a data class")
+    return tuple(names)
 
 
 # --- claims -------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from sidecar.identity.keys import KeyRing
 from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
 from sidecar.quotas.local import LocalQuotas
-from sidecar.runtime import clock, restricted, tls
+from sidecar.runtime import clock, location, restricted, tls
 from sidecar.runtime.ids import RandomIds
 from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
 from sidecar.telemetry.instruments import PrometheusInstruments
@@ -72,9 +72,16 @@ class Rooms:
 def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> BundleSource:
     """The bundle at this pod's place; raises ``StartError`` with all of its problems, and those of the listeners."""
     otlp = settings.telemetry.otlp
-    pod = Pod(settings.sidecar.region, settings.audit.database.jurisdiction, otlp.jurisdiction if otlp else None)
+    database = settings.audit.database.jurisdiction
+    doubt = location.look(settings.sidecar).doubt
+    pod = Pod(settings.sidecar.region, database, otlp.jurisdiction if otlp else None, doubt)
     source = BundleSource.open(settings.policy.bundle, pod)
     problems = list(map(str, source)) if isinstance(source, list) else []
+    if settings.mode == "enforce" and settings.sidecar.evidence is None:
+        problems.append("sidecar.evidence: needed in mode enforce: what else says where this is, beside sidecar.region")
+    if isinstance(source, BundleSource) and source.current().place.jurisdiction != database:
+        here = f"{pod.region} lies in {source.current().place.jurisdiction}, which no record leaves"
+        problems.append(f"audit.database.jurisdiction: {database}, but {here}")
     if settings.listen.tls is not None:
         problems += tls.faults(settings.listen.tls)
     problems += _listener_problems(settings, None if isinstance(source, list) else source, environment)
@@ -125,7 +132,15 @@ def build(settings: Settings) -> Rooms:
     jwks = tuple(source for _, source in issuers)
     instruments = PrometheusInstruments(METHODS.values(), max_tenants=settings.telemetry.max_tenants)
     file = _snapshot_file(settings, jurisdiction)
-    journal = _journal(settings, jurisdiction, TimedFiles(instruments))
+    otlp = settings.telemetry.otlp
+    origin = Origin(
+        settings.sidecar.name,
+        settings.sidecar.region,
+        jurisdiction,
+        location.look(settings.sidecar).evidence,
+        "" if otlp is None else otlp.jurisdiction,
+    )
+    journal = _journal(settings, origin, TimedFiles(instruments))
     ids = RandomIds(settings.telemetry.ratio)
     recorder = JournalRecorder(
         journal,
@@ -241,7 +256,7 @@ class TimedFiles(OsFiles):
         self._instruments.observe("warden_journal_fsync_seconds", time.perf_counter() - began)
 
 
-def _journal(settings: Settings, jurisdiction: str, files: OsFiles) -> Journal:
+def _journal(settings: Settings, origin: Origin, files: OsFiles) -> Journal:
     section = settings.audit.journal
     root = load_root_key(section.key_file, apart_from=section.directory)
     if isinstance(root, KeyFault):
@@ -249,7 +264,7 @@ def _journal(settings: Settings, jurisdiction: str, files: OsFiles) -> Journal:
     journal = Journal.open(
         section.directory,
         root,
-        Origin(settings.sidecar.name, settings.sidecar.region, jurisdiction),
+        origin,
         JournalBounds(section.segment_bytes, section.max_bytes, section.min_free, section.keep),
         random=secrets.token_bytes,
         wall_ns=time.time_ns,

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Final
 
 from audit.journal import State
-from policies.source import Loaded, Unchanged
 from sidecar.runtime import clock
 from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.compose import Rooms, StartError, build
 from sidecar.runtime.drain import Drain
-from sidecar.runtime.inforce import Announcer, InForce
+from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.learn import Learner
 from sidecar.runtime.probe import UpstreamProbe
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipper import Shipper
+from sidecar.runtime.watch import PolicyWatch
 from sidecar.telemetry import logs, readings
 from sidecar.telemetry.catalogue import JournalState
 from sidecar.telemetry.exposition import AddressUnavailable, AdminServer, Check
@@ -46,7 +46,7 @@ class Sidecar:
         self.rooms: Rooms = build(settings)
         self.live = self.rooms.live
         self._announcer = Announcer(self.rooms.recorder.event, self.rooms.instruments.unrecorded)
-        self._in_force = InForce(settings.audit.journal.directory, settings.mode, self._announcer)
+        self._policy = PolicyWatch(settings, self.rooms.policies, self.rooms.instruments, self._announcer)
         self.budget = Budget(settings.bounds.buffer_bytes)
         self._probe = UpstreamProbe(settings.triton.grpc, self.rooms.restricted)
         self._learner = Learner(TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models)
@@ -54,18 +54,14 @@ class Sidecar:
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._every, args=(SWEEP, self._sweep), name="warden-sweep", daemon=True),
-            threading.Thread(
-                target=self._every, args=(RELOAD, self._look_at_bundle), name="warden-bundle", daemon=True
-            ),
+            threading.Thread(target=self._every, args=(RELOAD, self._policy.look), name="warden-bundle", daemon=True),
         ]
         self.drain = Drain(self.rooms.governor, self.live, settings.bounds.grace)
         self._admin = AdminServer(
             settings.listen.admin, registry(self.rooms.instruments), self._live_checks, self._ready_checks
         )
         self.services = self._services()
-        self._loaded_at = time.time()
         self._journal_state = State.OK  # that was logged last
-        self._told: object = None  # the problems of a bad bundle that were logged already
         self._watch_metrics()
 
     def _services(self) -> Services:
@@ -96,7 +92,7 @@ class Sidecar:
         recovered = rooms.recorder.recovered()
         if recovered is not None:
             raise StartError(f"audit.journal: {recovered.internal}")
-        self._bundle_in_force(previous="")
+        self._policy.begin()
         try:
             self._admin.start()
         except AddressUnavailable as fault:
@@ -129,7 +125,7 @@ class Sidecar:
         """After the drain: journal what is left, end the shipper once it has had its chance, close."""
         self._stopping.set()
         self._guarded(self._sweep)  # the last chance of what the journal is owed
-        self._in_force.retry()
+        self._policy.end()
         self._announcer.write("sidecar_stopped", {})
         self._admin.stop()
         self.rooms.keys.stop()
@@ -168,31 +164,6 @@ class Sidecar:
             limit = self.settings.audit.journal.max_bytes
             logs.event(_LOG, level, "journal.state", state=state, detail=detail, bytes=journal.nbytes, limit=limit)
 
-    def _look_at_bundle(self) -> None:
-        self._in_force.retry()
-        before = self.rooms.policies.current().digest
-        match self.rooms.policies.reload():
-            case Loaded():
-                self._loaded_at, self._told = time.time(), None
-                self._bundle_in_force(previous=before)
-            case Unchanged():
-                self._told = None
-            case problems:
-                if problems is not self._told:
-                    self._told = problems
-                    self.rooms.instruments.count("warden_bundle_loads_total", "failure")
-                    logs.event(
-                        _LOG, logging.ERROR, "bundle.refused", count=len(problems), detail=str(problems[0]),
-                        digest=before,
-                    )  # fmt: skip
-
-    def _bundle_in_force(self, *, previous: str) -> None:
-        rooms = self.rooms
-        bundle = rooms.policies.current().bundle
-        self._in_force.loaded(bundle, previous)
-        rooms.instruments.count("warden_bundle_loads_total", "success")
-        logs.event(_LOG, logging.INFO, "bundle.loaded", digest=bundle.digest)
-
     # --- what others ask -------------------------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
@@ -200,6 +171,7 @@ class Sidecar:
             self._probe.ready
             and self._learner.asked
             and self.rooms.journal.state is State.OK
+            and self._policy.certain
             and not self.drain.began.is_set()
         )
 
@@ -216,8 +188,8 @@ class Sidecar:
             "models": Check(self._learner.asked, self._learner.detail),
             "journal": Check(rooms.journal.state is State.OK, fault.detail if fault else str(rooms.journal.state)),
             "draining": Check(not self.drain.began.is_set(), ""),
+            **self._policy.checks(),
             # Told, never deciding: a database or an issuer that is away must not take every pod out of service.
-            "bundle": Check(ok=True, detail=f"{policy.digest}, {int(time.time() - self._loaded_at)} s old"),
             "mode": Check(ok=True, detail=self.settings.mode),
         }
         for listener in self.settings.listeners:
@@ -253,7 +225,9 @@ class Sidecar:
         watch("warden_quota_held_bytes", lambda: readings.held(rooms.quotas.tenants(), rooms.quotas.held))
         watch("warden_keys_age_seconds", lambda: rooms.ring.age(time.time()) if rooms.ring else None)
         watch("warden_jwks_age_seconds", self._jwks_age)
-        watch("warden_bundle_age_seconds", lambda: time.time() - self._loaded_at)
+        watch("warden_bundle_age_seconds", lambda: self._policy.age)
+        watch("warden_bundle_refused", lambda: float(self._policy.refusing))
+        watch("warden_location_certain", lambda: float(self._policy.certain))
         watch("warden_bundle_info", lambda: readings.info(rooms.policies.current().digest))
         watch("warden_upstream_up", lambda: float(self._probe.ready))
         watch("warden_models_unlearnt", lambda: float(len(rooms.models.current.unlearnt)))

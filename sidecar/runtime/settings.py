@@ -52,11 +52,25 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class EvidenceSection(_Section):
+    """What else says where this is; read again each second. Where it doesn't agree, nothing is let through."""
+
+    node_labels_file: Path | None = None  # key="value" lines (downward API), or JSON: topology.kubernetes.io/region
+    cloud_metadata_file: Path | None = None  # JSON: cloud-init's instance-data, or a cloud's own metadata
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if self.node_labels_file is None and self.cloud_metadata_file is None:
+            raise ValueError("names no evidence: write node_labels_file, cloud_metadata_file, or both")
+        return self
+
+
 class SidecarSection(_Section):
     """Who this sidecar is, and where. ``region`` must be one of the bundle's regions."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
     region: str
+    evidence: EvidenceSection | None = None  # needed to enforce: one piece alone can be a slip of the pen
 
 
 class TlsSection(_Section):
@@ -135,6 +149,7 @@ class IssuerSection(_Section):
     roles_claim: str = "roles"
     subject_claim: str | None = None
     conversation_claim: str | None = None
+    data_class_claim: str | None = None  # a text, or a list of at most 8
     tenants: tuple[str, ...] = Field(min_length=1)  # globs
     roles: tuple[str, ...] = ("tenant",)
     role_map: dict[str, str] = {}  # the issuer's names for roles → ours; others count for nothing then

@@ -70,7 +70,7 @@ class JournalSource:
         nbytes = 0
         for sequence, data, info in follower:
             nbytes += len(data)
-            place = Place(info.sidecar, info.journal, info.region, info.jurisdiction)
+            place = Place(info.sidecar, info.journal, info.region, info.jurisdiction, info.evidence, info.telemetry)
             items.append(Item(sequence, data, place))
             if len(items) >= limit or nbytes >= READ_BYTES:
                 break

@@ -238,7 +238,11 @@ _PARTS: Final = (
         result=("success", "failure"),
     ),
     _gauge("warden_bundle_age_seconds", "Time since the bundle in force was loaded.", unit="seconds"),
+    _gauge(
+        "warden_bundle_refused", "1 while what is in the bundle's directory is refused, and the last good one stays."
+    ),
     Metric("warden_bundle_info", Kind.INFO, "The policy bundle in force.", ("digest",)),
+    _gauge("warden_location_certain", "1 while the evidence agrees on where this is; at 0 every call is refused."),
     _gauge("warden_upstream_up", "1 while Triton answers that it is ready."),
     _gauge("warden_models_unlearnt", "Models that Triton has but could not be asked about."),
     _gauge("warden_models_age_seconds", "Age of what is known of Triton's models.", unit="seconds"),

@@ -349,6 +349,8 @@ def _status_headers(status: render.Status) -> list[tuple[bytes, bytes]]:
     ]
     if status.details:
         fields.append((b"grpc-status-details-bin", render.details_header(status.details)))
+    if status.regions is not None:
+        fields.append((render.REGIONS_HEADER.encode(), status.regions.encode()))
     return fields
 
 

@@ -32,7 +32,7 @@ Header = tuple[str, bytes | str]
 
 _TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _TRACESTATE: Final = re.compile(r"[\x20-\x7e]{1,512}")
-_DATA_CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_DATA_CLASS: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}(?:, ?[A-Za-z0-9_.-]{1,64}){0,7}")  # several: each must allow
 _READ: Final = frozenset(
     {
         "grpc-timeout",

@@ -222,8 +222,12 @@ async def _messages(context: Context, held: Held) -> AsyncIterator[bytes]:
 
 
 async def _abort(context: Context, status: render.Status) -> None:
-    details = (("grpc-status-details-bin", status.details),) if status.details else ()
-    await context.abort(_CODES[int(status.code)], status.message, details)
+    details: list[tuple[str, str | bytes]] = []
+    if status.details:
+        details.append(("grpc-status-details-bin", status.details))
+    if status.regions is not None:
+        details.append((render.REGIONS_HEADER, status.regions))
+    await context.abort(_CODES[int(status.code)], status.message, tuple(details))
 
 
 def _peer(peer: str) -> str:

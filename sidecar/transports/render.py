@@ -15,6 +15,8 @@ from sidecar.core.reasons import REASONS, Reason
 from sidecar.triton import answers
 
 DOMAIN: Final = "warden"
+REGIONS_METADATA: Final = "allowed_regions"  # of ErrorInfo
+REGIONS_HEADER: Final = "x-warden-allowed-regions"
 _QUOTAS: Final = frozenset(
     {
         Reason.RATE_REQUESTS,
@@ -30,11 +32,16 @@ _QUOTAS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How an RPC ends for its client: gRPC code, plain text, and ``grpc-status-details-bin`` (not yet base64)."""
+    """How an RPC ends for its client: gRPC code, plain text, and ``grpc-status-details-bin`` (not yet base64).
+
+    ``regions``: where the call may go instead, between commas (``x-warden-allowed-regions``); None: place isn't the
+    matter.
+    """
 
     code: int
     message: str = ""
     details: bytes = b""
+    regions: str | None = None
 
 
 OK: Final = Status(0)
@@ -67,7 +74,11 @@ def status(denial: Denial, call_id: str) -> Status:
         failure = error_details_pb2.QuotaFailure()
         failure.violations.add(subject=subject, description=description)
         rich.details.add().Pack(failure)
-    return Status(row.code, message, rich.SerializeToString())
+    return Status(row.code, message, rich.SerializeToString(), _regions(denial))
+
+
+def _regions(denial: Denial) -> str | None:
+    return next((value for name, value in denial.metadata if name == REGIONS_METADATA), None)
 
 
 def in_band(denial: Denial, request_id: str) -> bytes:
@@ -75,6 +86,9 @@ def in_band(denial: Denial, request_id: str) -> bytes:
     parameters: dict[str, str | int | bool] = {"warden_reason": str(denial.reason), "triton_final_response": True}
     if denial.retry_after is not None:
         parameters["warden_retry_after_ms"] = ceil(denial.retry_after * 1000)
+    regions = _regions(denial)
+    if regions is not None:
+        parameters["warden_allowed_regions"] = regions
     message: bytes = answers.stream_error(text(denial), request_id, parameters)
     return message
 
@@ -102,6 +116,9 @@ def problem(denial: Denial, call_id: str) -> tuple[int, list[tuple[bytes, bytes]
         "call_id": call_id,
     }
     headers = [(b"content-type", b"application/problem+json"), (b"x-warden-call-id", call_id.encode())]
+    regions = _regions(denial)
+    if regions is not None:
+        headers.append((REGIONS_HEADER.encode(), regions.encode()))
     if denial.retry_after is not None:
         headers.append((b"retry-after", str(max(1, ceil(denial.retry_after))).encode()))
     return row.http, headers, json.dumps(body).encode()

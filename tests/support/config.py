@@ -22,8 +22,9 @@ def document(directory: Path, **changes: Any) -> dict[str, Any]:
             path.chmod(0o600)
     if not (keys / "jwks.json").exists():
         (keys / "jwks.json").write_bytes(jwks(jwk(generate("EdDSA"), "k1")))
+    (directory / "node-labels").write_text('topology.kubernetes.io/region="eu-west-1"\n')
     return {
-        "sidecar": {"name": "pod-1", "region": "eu-west-1"},
+        "sidecar": {"name": "pod-1", "region": "eu-west-1", "evidence": {"node_labels_file": "node-labels"}},
         "listen": {"grpc": "127.0.0.1:18011", "admin": "127.0.0.1:18012"},
         "triton": {"grpc": "127.0.0.1:18001"},
         "policy": {"bundle": str(DEMO_BUNDLE)},

@@ -148,6 +148,8 @@ class Stack:
         assert isinstance(key, mint.SigningKey)
         mint.write_public(keys / "jwks.json", mint.public_jwks(key))
         shutil.copytree(self.options.bundle, self.bundle)
+        # As a node's labels reach a pod in Kubernetes; here there is no node to ask.
+        (self.directory / "node-labels").write_text(f'topology.kubernetes.io/region="{REGION}"\n')
         grpc, admin = (pick(8011), pick(8012)) if self.options.preferred_ports else free_ports(2)
         self.config.write_text(json.dumps(self._settings(parts, grpc, admin), indent=2))  # YAML holds JSON
         self.info = {
@@ -169,7 +171,11 @@ class Stack:
 
     def _settings(self, parts: Parts, grpc: int, admin: int) -> dict[str, Any]:
         sections: dict[str, Any] = {
-            "sidecar": {"name": "demo-pod-1", "region": REGION},
+            "sidecar": {
+                "name": "demo-pod-1",
+                "region": REGION,
+                "evidence": {"node_labels_file": "node-labels"},
+            },
             "mode": "enforce",
             "listen": {"grpc": f"{LOOPBACK}:{grpc}", "admin": f"{LOOPBACK}:{admin}"},
             "triton": _triton(parts),

@@ -15,7 +15,7 @@ CALL = "01934567-89ab-7cde-8f01-23456789abcd/12"
 
 
 def found(prompt: str | None = None, output: str | None = None, content: str = "withheld", **columns: Any) -> Found:
-    every: dict[str, Any] = dict.fromkeys((column.name for column in audit_calls.c), "")
+    every: dict[str, Any] = dict.fromkeys((column.name for column in audit_calls.c), "") | {"decision": {}}
     numbers = dict.fromkeys(
         ("status", "input_tokens", "output_tokens", "duration_ns", "prompt_bytes", "output_bytes"), 0
     )

@@ -71,6 +71,23 @@ def test_claims_are_found_by_path_and_by_name() -> None:
     assert found.roles == {"tenant", "operator"}
 
 
+@pytest.mark.parametrize(
+    ("given", "classes"), [(None, ()), ("phi", ("phi",)), (["phi", "public"], ("phi", "public")), ([], ())]
+)
+def test_a_token_may_say_its_data_s_classes(given: object, classes: tuple[str, ...]) -> None:
+    found = verifier(data_class_claim="data.class").identify(good(data={"class": given}), NOW)
+    assert isinstance(found, Principal)
+    assert found.data_classes == classes
+    unasked = verifier().identify(good(data={"class": given}), NOW)
+    assert isinstance(unasked, Principal)
+    assert unasked.data_classes == ()
+
+
+@pytest.mark.parametrize("given", [7, {"a": 1}, ["phi", 1], ["a"] * 9, "p hi", "", "x" * 65, ["a,b"]])
+def test_a_token_s_odd_data_class_is_malformed(given: object) -> None:
+    assert reason(good(data_class=given), data_class_claim="data_class") is Reason.TOKEN_MALFORMED
+
+
 def test_roles_are_mapped_and_others_count_for_nothing() -> None:
     mapped = {"role_map": {"Model.Use": "tenant", "Model.Run": "operator"}, "roles": ("tenant", "operator")}
     for given, roles in (

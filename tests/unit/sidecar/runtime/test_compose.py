@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from audit.segments import read_info
 from sidecar.core.governor import Mode
 from sidecar.core.model import Credential, Durability, Principal, Secret
 from sidecar.runtime.compose import IN_KUBERNETES, Rooms, StartError, build, check, identity_problems
@@ -68,6 +70,8 @@ def changed(directory: Path, section: str, **values: Any) -> dict[str, Any]:
     ("section", "values", "told"),
     [
         ("sidecar", {"region": "mars-1"}, "mars-1"),
+        ("sidecar", {"evidence": None}, r"sidecar\.evidence: needed in mode enforce"),
+        ("audit", {"database__jurisdiction": "US"}, r"audit\.database\.jurisdiction: US, but eu-west-1 lies in EU"),
         ("policy", {"bundle": "absent"}, "absent"),
         ("audit", {"journal__key_file": "absent.key"}, "audit.journal.key_file"),
         ("audit", {"journal__directory": "keys/pepper"}, "audit.journal"),
@@ -91,6 +95,30 @@ def test_a_sidecar_that_could_not_start_leaves_the_journal_to_the_next(
     built()
     with pytest.raises(StartError, match=r"audit\.journal"):  # one sidecar a journal
         build(load(tmp_path / "warden.yaml"))
+
+
+def test_observing_needs_no_evidence(built: Callable[..., Rooms]) -> None:
+    assert built(mode="observe", sidecar={"name": "pod-1", "region": "eu-west-1"}).policies.current().place.doubt == ""
+
+
+def test_a_pod_in_doubt_starts_and_its_journal_bears_the_evidence(built: Callable[..., Rooms], tmp_path: Path) -> None:
+    def evidence(rooms: Rooms) -> str:
+        assert rooms.recorder.event("test", "test", {}) is None
+        descriptor = os.open(max((tmp_path / "journal").glob("*.seg")), os.O_RDONLY)
+        found = read_info(descriptor)
+        os.close(descriptor)
+        assert found is not None
+        return found[0].evidence
+
+    sure = built()
+    assert sure.policies.current().place.doubt == ""
+    assert evidence(sure) == f"configuration + node labels {tmp_path / 'node-labels'}"
+    assert sure.journal.close() is None
+    (tmp_path / "node-labels").write_text('topology.kubernetes.io/region="us-east-1"')
+    doubted = build(load(tmp_path / "warden.yaml"))
+    assert "us-east-1" in doubted.policies.current().place.doubt
+    assert evidence(doubted) == "configuration"
+    assert doubted.journal.close() is None
 
 
 def test_a_check_makes_nothing(tmp_path: Path) -> None:

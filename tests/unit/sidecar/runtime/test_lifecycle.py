@@ -154,6 +154,45 @@ def test_a_changed_bundle_is_taken_up_and_recorded(
     assert [load["previous"] for load in loads] == ["", before]
 
 
+def test_doubt_where_it_is_closes_the_sidecar_until_it_passes(
+    start: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "RELOAD", 0.02)
+    running = start()
+    labels, policies = tmp_path / "node-labels", running.sidecar.rooms.policies
+    good = labels.read_text()
+    labels.write_text(good.replace("eu-west-1", "us-east-1"))
+    wait_until(lambda: policies.current().place.doubt)
+    running.sidecar._probe.ready = running.sidecar._learner.asked = True
+    assert not running.sidecar.is_ready()
+    told = json.loads(running.ask("/readyz")[1])
+    assert "us-east-1" in str(told)
+    assert running.metric("warden_location_certain") == "0.0"
+    labels.write_text(good)
+    wait_until(lambda: not policies.current().place.doubt)
+    assert running.metric("warden_location_certain") == "1.0"
+    running.sidecar.stop()
+    located = [(event.kind, bool(event.detail["doubt"])) for event in running.events() if "location" in event.kind]
+    assert located == [("location_doubted", True), ("location_agreed", False)]
+
+
+def test_a_refused_bundle_is_told_where_one_looks(
+    start: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "RELOAD", 0.02)
+    bundle = Path(shutil.copytree(DEMO_BUNDLE, tmp_path / "bundle"))
+    running = start(policy={"bundle": "bundle"})
+    assert running.metric("warden_bundle_refused") == "0.0"
+    plans = bundle / "plans.yaml"
+    good = plans.read_text()
+    plans.write_text(good.replace("burst: 400", "burst: 0"))
+    wait_until(lambda: running.metric("warden_bundle_refused") == "1.0")
+    assert "plans.yaml:3" in running.ask("/readyz")[1]
+    plans.write_text(good)
+    wait_until(lambda: running.metric("warden_bundle_refused") == "0.0")
+    assert "plans.yaml" not in running.ask("/readyz")[1]
+
+
 def test_a_load_that_met_a_full_disk_is_recorded_at_a_later_look(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +204,7 @@ def test_a_load_that_met_a_full_disk_is_recorded_at_a_later_look(
 
     monkeypatch.setattr(JournalRecorder, "event", event)
     running = start()
-    wait_until(lambda: not running.sidecar._in_force._loads)
+    wait_until(lambda: not running.sidecar._policy._in_force._loads)
     assert running.metric("warden_unrecorded_entries_total") == "1.0"
     running.sidecar.stop()
     assert [event.kind for event in running.events()] == ["journal_opened", "bundle_loaded", "sidecar_stopped"]

@@ -128,3 +128,18 @@ def test_over_http_a_refusal_is_a_problem() -> None:
     assert "bucket" not in body.decode()
     _, headers, _ = render.problem(Denial(Reason.METHOD_UNKNOWN), "c")
     assert b"retry-after" not in dict(headers)
+
+
+def test_a_refusal_for_residency_says_where_the_call_may_go() -> None:
+    denial = Denial(
+        Reason.RESIDENCY_PROCESSING, "this is eu-west-1 (EU)", metadata=(("allowed_regions", "us-east-1,us-west-2"),)
+    )
+    found = render.status(denial, "c-1")
+    assert found.regions == "us-east-1,us-west-2"
+    info = error_details_pb2.ErrorInfo()
+    status_pb2.Status.FromString(found.details).details[0].Unpack(info)
+    assert info.metadata["allowed_regions"] == "us-east-1,us-west-2"
+    told = ModelStreamInferResponse.FromString(render.in_band(denial, "r-1"))
+    assert told.infer_response.parameters["warden_allowed_regions"].string_param == "us-east-1,us-west-2"
+    assert (b"x-warden-allowed-regions", b"us-east-1,us-west-2") in render.problem(denial, "c-1")[1]
+    assert render.status(Denial(Reason.RATE_TOKENS), "c-1").regions is None

@@ -1,0 +1,119 @@
+"""Watches what decides: the bundle's directory, and the evidence of where this pod is; tells each change once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from policies.source import BundleSource, Loaded, Unchanged
+from sidecar.runtime import location
+from sidecar.runtime.inforce import Announcer, InForce
+from sidecar.runtime.settings import Settings
+from sidecar.telemetry import logs
+from sidecar.telemetry.exposition import Check
+from sidecar.telemetry.instruments import PrometheusInstruments
+
+__all__ = ["PolicyWatch"]
+
+_LOG: Final = logging.getLogger("warden.lifecycle")
+
+
+class PolicyWatch:
+    """One thread calls ``look``; any may read the rest."""
+
+    def __init__(
+        self, settings: Settings, source: BundleSource, instruments: PrometheusInstruments, announcer: Announcer
+    ) -> None:
+        self._settings, self._source, self._instruments = settings, source, instruments
+        self._announcer = announcer
+        self._in_force = InForce(settings.audit.journal.directory, settings.mode, announcer)
+        self._told: object = None  # the problems of a bad bundle that were logged already
+        self._refused: str = ""  # the first of them, while the directory is bad
+        self.loaded_at = time.time()
+        self.location = location.look(settings.sidecar)
+
+    def begin(self) -> None:
+        """Record what is in force from the start on."""
+        self._bundle_in_force(previous="")
+        if self.location.doubt:
+            self._tell_location()
+
+    def look(self) -> None:
+        """Once a second: what could not be written is tried again, what changed is taken, or told."""
+        self._in_force.retry()
+        self._look_at_location()
+        self._look_at_bundle()
+
+    def end(self) -> None:
+        self._in_force.retry()
+
+    # --- the bundle --------------------------------------------------------------------------------------------------
+
+    def _look_at_bundle(self) -> None:
+        before = self._source.current().digest
+        match self._source.reload():
+            case Loaded():
+                self.loaded_at = time.time()
+                self._bundle_in_force(previous=before)
+            case Unchanged():
+                self._told, self._refused = None, ""
+            case problems:
+                if problems is not self._told:
+                    self._told, self._refused = problems, str(problems[0])
+                    self._instruments.count("warden_bundle_loads_total", "failure")
+                    logs.event(
+                        _LOG, logging.ERROR, "bundle.refused", count=len(problems), detail=self._refused, digest=before
+                    )
+
+    def _bundle_in_force(self, *, previous: str) -> None:
+        self._told, self._refused = None, ""
+        bundle = self._source.current().bundle
+        self._in_force.loaded(bundle, previous)
+        self._instruments.count("warden_bundle_loads_total", "success")
+        logs.event(_LOG, logging.INFO, "bundle.loaded", digest=bundle.digest)
+
+    # --- where this is -----------------------------------------------------------------------------------------------
+
+    def _look_at_location(self) -> None:
+        found = location.look(self._settings.sidecar)
+        self.location = found
+        if self._source.doubt(found.doubt):
+            self._tell_location()
+
+    def _tell_location(self) -> None:
+        """An event in the log, because from here on (or until here) every call is refused."""
+        found, region = self.location, self._settings.sidecar.region
+        detail = {"region": region, "evidence": found.evidence, "doubt": found.doubt}
+        kind = "location_doubted" if found.doubt else "location_agreed"
+        self._announcer.write(kind, detail)
+        level = logging.ERROR if found.doubt else logging.INFO
+        logs.event(_LOG, level, kind.replace("_", "."), region=region, detail=found.doubt or found.evidence)
+
+    # --- what others ask ---------------------------------------------------------------------------------------------
+
+    @property
+    def certain(self) -> bool:
+        """Whether it is certain where this pod is: else it takes no call."""
+        return not self.location.doubt
+
+    @property
+    def refusing(self) -> bool:
+        """Whether what is in the bundle's directory is refused."""
+        return bool(self._refused)
+
+    @property
+    def age(self) -> float:
+        """Seconds since the bundle in force was loaded."""
+        return time.time() - self.loaded_at
+
+    def checks(self) -> Mapping[str, Check]:
+        """For /readyz: the bundle never decides, because a bad new one leaves a good one in force."""
+        policy = self._source.current()
+        refused = f"; what is there now is refused: {self._refused}" if self._refused else ""
+        told = f"{policy.digest}, {int(self.age)} s old, from {self._settings.policy.bundle}{refused}"
+        return {
+            "bundle": Check(ok=True, detail=told),
+            "location": Check(self.certain, self.location.doubt or f"{policy.place.region}: {self.location.evidence}"),
+        }
