@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import socket
+import ssl
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import IO, Any, Final, Protocol
 from urllib.parse import urlsplit
 
 MAX_BYTES: Final = 256 * 1024
@@ -69,13 +74,26 @@ class UrlFetch:
         self._url = url
         self._monotonic = monotonic
         self._last: bytes | None = None
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Redirects())
 
     def __call__(self) -> bytes | Unchanged | str:
+        connections: list[http.client.HTTPConnection] = []
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), _Redirects(), _Http(connections), _Https(connections)
+        )
+        # A peer that drips its headers would never meet the timeout of a single step, nor reach the deadline below.
+        watchdog = threading.Timer(2 * TIMEOUT, _cut, (connections,))
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            return self._fetch(opener)
+        finally:
+            watchdog.cancel()
+
+    def _fetch(self, opener: urllib.request.OpenerDirector) -> bytes | Unchanged | str:
         request = urllib.request.Request(self._url, headers={"accept": "application/jwk-set+json, application/json"})  # noqa: S310 — the scheme was checked by fetch_from
         deadline = self._monotonic() + 2 * TIMEOUT
         try:
-            with self._opener.open(request, timeout=TIMEOUT) as response:
+            with opener.open(request, timeout=TIMEOUT) as response:
                 data = self._read(response, deadline)
         except urllib.error.HTTPError as fault:
             fault.close()
@@ -101,6 +119,49 @@ class UrlFetch:
 
     def forget(self) -> None:
         self._last = None
+
+
+def _cut(connections: Sequence[http.client.HTTPConnection]) -> None:
+    """End what is still being waited for: whoever reads there reads an end, and says so."""
+    for connection in connections:
+        sock = connection.sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+class _Http(urllib.request.HTTPHandler):
+    """Notes the connections that it makes."""
+
+    def __init__(self, made: list[http.client.HTTPConnection]) -> None:
+        super().__init__()
+        self._made = made
+
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        def connection(*given: Any, **named: Any) -> http.client.HTTPConnection:
+            self._made.append(http.client.HTTPConnection(*given, **named))
+            return self._made[-1]
+
+        return self.do_open(connection, req)
+
+
+class _Https(urllib.request.HTTPSHandler):
+    """The same, over TLS; certificates are verified, by default."""
+
+    def __init__(self, made: list[http.client.HTTPConnection]) -> None:
+        super().__init__()
+        self._made = made
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        def connection(*given: Any, **named: Any) -> http.client.HTTPConnection:
+            self._made.append(http.client.HTTPSConnection(*given, **named, context=self._trusted))
+            return self._made[-1]
+
+        return self.do_open(connection, req)
+
+    @cached_property
+    def _trusted(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,6 +15,11 @@ from sidecar.identity.jwt import TokenVerifier
 from sidecar.identity.keys import KeyRing
 
 _NO_KEYS: Final = Denial(Reason.KEY_UNKNOWN, "API keys are not accepted here", rule="api-key")
+
+
+# SPIFFE-ID §2: no escapes, no empty segments, and none of dots, by which one path would be read as another.
+_SPIFFE_ID: Final = re.compile(r"spiffe://[a-z0-9._-]{1,255}(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._-]+)*")
+_LONGEST_ID: Final = 2048  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,9 @@ class Identifier:
                 assert_never(kind)
 
     def _certified(self, uri: str) -> Principal | Denial:
+        if uri.startswith("spiffe:") and (len(uri) > _LONGEST_ID or not _SPIFFE_ID.fullmatch(uri)):
+            detail = "the client certificate's URI is no SPIFFE ID"
+            return Denial(Reason.CREDENTIAL_MISSING, detail, rule="certificate", internal=f"URI {uri[:256]!r}")
         for rule in self._certificates:
             if fnmatchcase(uri, rule.uri):
                 return Principal(tenant=rule.tenant, name=uri, kind="certificate", roles=frozenset(rule.roles))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hmac
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from ipaddress import ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Final
 
 import msgspec
@@ -26,6 +27,7 @@ MIN_PEPPER: Final = 16  # bytes
 MAX_PRINCIPALS: Final = 10_000  # of keys in use, kept so as not to be made once a call
 MAX_LENGTH: Final = 4 + 12 + 1 + ID_LENGTH + 1 + SECRET_LENGTH + CRC_LENGTH
 
+Network = IPv4Network | IPv6Network
 Randomness = Callable[[int], bytes]
 """n → n unpredictable bytes; ``secrets.token_bytes`` in production, passed in by whoever starts us."""
 
@@ -117,8 +119,15 @@ class KeyRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
             models=self.models,
             expires_at=self.expires_at,
             methods=self.methods,
-            networks=None if self.networks is None else tuple(ip_network(text) for text in self.networks),
+            networks=None if self.networks is None else tuple(_networks(self.networks)),
         )
+
+
+def _networks(texts: Sequence[str]) -> Iterator[Network]:
+    """What is no network (written into the table by hand) lets nobody in, and spoils no other."""
+    for text in texts:
+        with suppress(ValueError):
+            yield ip_network(text)
 
 
 _NOBODY: Final = KeyRow("", "", "", "", _NO_MAC)
@@ -252,4 +261,7 @@ def _unavailable(why: str) -> Denial:
 
 
 def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    try:
+        return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):  # such as Postgres's own infinity
+        return "a time beyond all calendars"

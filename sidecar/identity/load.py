@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Final
 
 import psycopg
@@ -19,9 +18,11 @@ Pause = Callable[[], object]
 """Called between two pieces; lets other threads have the interpreter."""
 
 # Everything that decides about a key, and not last_used_at: counting uses must not reload keys on every pod.
+# Times as seconds: a time such as 'infinity', which Postgres has and Python has not, must not spoil every other key.
 _DECIDING: Final = (
-    "id, tenant, name, environment, secret_mac, expires_at, not_before, revoked_at, models, roles, rotated_mac, "
-    "rotated_until, methods, regions, networks"
+    "id, tenant, name, environment, secret_mac, extract(epoch FROM expires_at)::float8, "
+    "extract(epoch FROM not_before)::float8, extract(epoch FROM revoked_at)::float8, models, roles, rotated_mac, "
+    "extract(epoch FROM rotated_until)::float8, methods, regions, networks"
 )
 _ALL: Final = f"SELECT {_DECIDING} FROM warden.api_keys"  # noqa: S608 — constants only
 _CHANGED: Final = _ALL + " WHERE changed >= %s"
@@ -31,7 +32,10 @@ _LOOK: Final = (
     "(SELECT count(*) FROM warden.token_denials WHERE until > now()), "
     "(SELECT coalesce(sum(hashtextextended(d::text, 0)), 0)::text FROM warden.token_denials d WHERE until > now())"
 )
-_DENIED: Final = "SELECT issuer, jti, tenant, issued_before FROM warden.token_denials WHERE until > now()"
+_DENIED: Final = (
+    "SELECT issuer, jti, tenant, extract(epoch FROM issued_before)::float8 FROM warden.token_denials "
+    "WHERE until > now()"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ def deny_list(connection: psycopg.Connection[TupleRow], pause: Pause) -> DenyLis
         if tenant is None:
             tokens.add((issuer, jti))
         else:
-            tenants[tenant] = before.timestamp()
+            tenants[tenant] = before
     return DenyList(tokens, tenants)  # not copied: one go of several ms, where they are many
 
 
@@ -102,13 +106,13 @@ def _key(row: TupleRow) -> KeyRow:
         name=name,
         environment=environment,
         secret_mac=bytes(secret),
-        expires_at=_seconds(expires),
-        not_before=_seconds(begins),
-        revoked_at=_seconds(revoked),
+        expires_at=expires,
+        not_before=begins,
+        revoked_at=revoked,
         models=_texts(models),
         roles=_ROLES if roles == ["tenant"] else tuple(roles),
         rotated_mac=None if rotated is None else bytes(rotated),
-        rotated_until=_seconds(until),
+        rotated_until=until,
         methods=_texts(methods),
         regions=_texts(regions),
         networks=_texts(networks),
@@ -120,7 +124,3 @@ _ROLES: Final = ("tenant",)  # one object for all keys that have no other
 
 def _texts(values: list[str] | None) -> tuple[str, ...] | None:
     return None if values is None else tuple(values)
-
-
-def _seconds(at: datetime | None) -> float | None:
-    return None if at is None else at.timestamp()

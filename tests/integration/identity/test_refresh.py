@@ -325,3 +325,34 @@ def test_its_age_is_by_the_databases_clock(dsn: str, tmp_path: Path) -> None:
     assert isinstance(found, Denial)
     assert found.reason is Reason.KEYS_UNAVAILABLE
     assert restored.state.confirmed != Age(0.0)
+
+
+# --- bad data -----------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_makes_no_sense_spoils_no_other(dsn: str) -> None:
+    """Written by hand: a time that no calendar has, a network that is none, a denial of all that ever was issued."""
+    known, strange, nowhere = issue(dsn), issue(dsn), issue(dsn, networks=("10.0.0.0/8",))
+    ended, revoked = issue(dsn), issue(dsn)
+    for column, value, key in (
+        ("expires_at", "infinity", strange), ("expires_at", "-infinity", ended), ("revoked_at", "infinity", revoked),
+    ):  # fmt: skip
+        query(dsn, f"UPDATE warden.api_keys SET {column} = '{value}' WHERE id = %s", key.info.id)
+    query(dsn, "UPDATE warden.api_keys SET networks = '{everywhere,10.0.0.0/33}' WHERE id = %s", nowhere.info.id)
+    query(
+        dsn,
+        "INSERT INTO warden.token_denials (tenant, issued_before, until, created_at, created_by) "
+        "VALUES ('birch', 'infinity', 'infinity', now(), 'by hand')",
+    )
+    book = DenyBook(max_age=60)
+    with refreshing(dsn, refresh=60, book=book) as (ring, refresher):
+        wait_until(lambda: refresher.status.loads == 1)
+        assert refresher.status.fault == ""
+        assert outcome(ring, known.key.reveal()) == outcome(ring, strange.key.reveal()) == "ok"
+        assert outcome(ring, ended.key.reveal()) == Reason.KEY_EXPIRED
+        assert outcome(ring, revoked.key.reveal()) == Reason.KEY_REVOKED
+        found = ring.identify(nowhere.key.reveal(), time.time())
+        assert isinstance(found, Principal)
+        assert found.networks == ()  # from nowhere
+        assert book.refuses("i", "j", "birch", time.time() + 10**9, time.time()) is not None
+        assert book.refuses("i", "j", "acme", 0, time.time()) is None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,13 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from sidecar.identity import fetch as fetch_module
 from sidecar.identity.fetch import MAX_BYTES, FileFetch, Unchanged, UrlFetch, fetch_from
+from tests.support.certificates import Authority, put
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 @contextmanager
-def serving(answer: Answer) -> Iterator[str]:
+def serving(answer: Answer, context: ssl.SSLContext | None = None) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer(self)
@@ -26,10 +31,13 @@ def serving(answer: Answer) -> Iterator[str]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    server.handle_error = lambda *_: None  # type: ignore[method-assign] — a handshake that the client gave up
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/jwks"
+        yield f"http{'s' if context else ''}://127.0.0.1:{server.server_port}/jwks"
     finally:
         server.shutdown()
         thread.join()
@@ -81,6 +89,51 @@ def test_a_server_that_drips_is_left() -> None:
     ticks = itertools.count(0, 6.0)  # each look at the clock finds six seconds gone
     with serving(body(b"k" * 300)) as url:
         assert "still sending" in str(UrlFetch(url, lambda: float(next(ticks)))())
+
+
+def test_a_server_that_drips_its_headers_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte comes within the timeout of a step, so only a bound on all of it ends this."""
+    monkeypatch.setattr(fetch_module, "TIMEOUT", 0.25)
+    gone = threading.Event()
+
+    def drip(handler: BaseHTTPRequestHandler) -> None:
+        with suppress(OSError):
+            for byte in itertools.chain(b"HTTP/1.1 200 OK\r\nx: ", itertools.repeat(ord("a"))):
+                handler.wfile.write(bytes([byte]))
+                handler.wfile.flush()
+                if gone.wait(0.01):
+                    return
+
+    with serving(drip) as url:
+        try:
+            assert isinstance(UrlFetch(url, time.monotonic)(), str)
+        finally:
+            gone.set()
+
+
+def test_what_is_compressed_is_not_inflated() -> None:
+    bomb = gzip.compress(bytes(50_000_000))
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("content-encoding", "gzip")
+        handler.end_headers()
+        handler.wfile.write(bomb)
+
+    assert fetched(answer) == bomb  # 50 KB, which is no JWK set
+
+
+def test_https_is_fetched_from_whom_the_machine_trusts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority()
+    for name, data in zip(("crt", "key"), authority.server(), strict=True):
+        put(tmp_path / name, data)
+    put(tmp_path / "ca", authority.pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "crt", tmp_path / "key")
+    with serving(body(b"keys"), context) as url:
+        assert "CERTIFICATE_VERIFY_FAILED" in str(UrlFetch(url, lambda: 0.0)())
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca"))
+        assert UrlFetch(url, lambda: 0.0)() == b"keys"
 
 
 def test_an_error_status_is_a_fault() -> None:

@@ -82,3 +82,23 @@ def test_a_bound_listener_is_its_principal_and_no_other_is_known() -> None:
     assert door.identify(credential("listener", b"127.0.0.1:8015"), NOW) is who
     with pytest.raises(KeyError):
         door.identify(credential("listener", b"127.0.0.1:8016"), NOW)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/ns/acme/../birch/sa/a", "/ns/acme/./a", "/ns/acme/..", "/ns/acme/", "/ns/acme//a", "/ns/acme/%2e%2e/birch",
+     "/ns/acme/a;URI=spiffe://x/ns/birch/a", "/ns/acme/a?x", "/ns/acme/a#x", "/ns/acme/a\n", "/ns/acme/ä",
+     "/ns/acme/" + "a" * 2100, "/ns/acme/a,b", "/ns/acme/a b"],
+)  # fmt: skip
+def test_what_is_no_spiffe_id_fits_no_rule(path: str) -> None:
+    """SPIFFE-ID §2. A path with dots or escapes could be one tenant's to us and another's to who reads it later."""
+    tokens = TokenVerifier([])
+    door = Identifier(tokens, None, [CertificateRule("spiffe://x/ns/acme/*", "acme")])
+    assert isinstance(door.identify(credential("certificate", b"spiffe://x/ns/acme/a-b_c.d/...e"), NOW), Principal)
+    found = door.identify(credential("certificate", f"spiffe://x{path}".encode()), NOW)
+    assert isinstance(found, Denial)
+    assert found.reason is Reason.CREDENTIAL_MISSING
+    for domain in ("X", "x:1", "user@x", ""):
+        assert isinstance(
+            door.identify(credential("certificate", f"spiffe://{domain}/ns/acme/a".encode()), NOW), Denial
+        )
