@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import NameOID
 
+DAY = timedelta(days=1)
+
 
 class Authority:
     """Signs certificates for a day."""
@@ -32,20 +34,23 @@ class Authority:
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         return self._issue("localhost", names)
 
-    def client(self, *uris: str) -> tuple[bytes, bytes]:
-        """Certificate and key (PEM) of a client with these URIs."""
-        return self._issue("client", [x509.UniformResourceIdentifier(uri) for uri in uris])
+    def client(self, *uris: str, ends: timedelta = DAY) -> tuple[bytes, bytes]:
+        """Certificate and key (PEM) of a client with these URIs; it ends after ``ends``, which may be past."""
+        return self._issue("client", [x509.UniformResourceIdentifier(uri) for uri in uris], ends)
 
-    def _issue(self, common: str, names: list[Any]) -> tuple[bytes, bytes]:
+    def _issue(self, common: str, names: list[Any], ends: timedelta = DAY) -> tuple[bytes, bytes]:
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-        certificate = self._sign(subject, key.public_key(), x509.SubjectAlternativeName(names) if names else None)
+        alternative = x509.SubjectAlternativeName(names) if names else None
+        certificate = self._sign(subject, key.public_key(), alternative, ends=ends)
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         return certificate.public_bytes(serialization.Encoding.PEM), private
 
-    def _sign(self, subject: x509.Name, public: Any, names: Any, *, authority: bool = False) -> x509.Certificate:
+    def _sign(
+        self, subject: x509.Name, public: Any, names: Any, *, authority: bool = False, ends: timedelta = DAY
+    ) -> x509.Certificate:
         at = datetime.now(UTC)
         builder = (
             x509.CertificateBuilder()
@@ -53,8 +58,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(public)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(at - timedelta(hours=1))
-            .not_valid_after(at + timedelta(days=1))
+            .not_valid_before(at + min(ends, timedelta()) - timedelta(hours=1))
+            .not_valid_after(at + ends)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
         )
         if names is not None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,23 @@ def test_a_certificate_of_another_authority_gets_no_connection(tls: Secured) -> 
         assert (answer.code, "x-warden-call-id" in answer.initial) == ("UNAVAILABLE", False)
 
 
+def test_an_expired_certificate_gets_no_connection(tls: Secured) -> None:
+    with tls.bare(tls.clients.client(POD, ends=timedelta(minutes=-1))) as bare:
+        answer = bare.unary(echo(), tls.sidecar.headers())
+        assert (answer.code, "x-warden-call-id" in answer.initial) == ("UNAVAILABLE", False)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [f"{STRANGER};URI={POD}", f"{STRANGER},URI={POD}", f'{STRANGER}";URI="{POD}', f"{STRANGER};URI={POD};By=x",
+     f"{POD};URI={POD}", f"{POD}/../../birch/sa/app", f"{POD}%2f..", f"{POD};By=x", f"{POD},x"],
+)  # fmt: skip
+def test_a_uri_that_would_be_read_as_two_is_nobodys(tls: Secured, uri: str) -> None:
+    """However the proxy writes it into its header: a signed certificate speaks for the one URI it has, or for none."""
+    with tls.bare(tls.clients.client(uri)) as bare:
+        assert reason(bare.unary(echo(), {})) in {Reason.CREDENTIAL_MISSING, Reason.CREDENTIAL_AMBIGUOUS}
+
+
 def test_a_forged_certificate_header_is_dropped(tls: Secured) -> None:
     stranger = tls.clients.client(STRANGER)
     raw = Raw(tls.sidecar.grpc, tls.context(stranger))
@@ -187,6 +205,24 @@ def test_certificates_rotate_within_seconds_and_no_connection_drops(tls: Secured
         print(f"\n{tls.sidecar.wire}: a rotated certificate was shown after {time.monotonic() - began:.2f} s")
         assert bare.unary(echo(), {}).code == "OK"  # on the connection that saw the old one
         assert stream.answer().code == "OK"
+
+
+def test_broken_files_change_nothing_and_whole_ones_are_taken_again(tls: Secured) -> None:
+    pair = tls.clients.client(POD)
+    before = tls.serial(pair)
+    certificate, key = tls.authority.server()
+    for name, broken in (("tls.crt", b"nothing"), ("tls.key", b""), ("tls.crt", certificate[:200])):
+        kept = (tls.files / name).read_bytes()
+        put(tls.files / name, broken)
+        with tls.bare(pair) as bare:
+            assert bare.unary(echo(), {}).code == "OK", name
+        assert tls.serial(pair) == before
+        put(tls.files / name, kept)
+    (tls.files / "tls.key").unlink()
+    assert tls.serial(pair) == before
+    put(tls.files / "tls.key", key)
+    put(tls.files / "tls.crt", certificate)
+    eventually(lambda: tls.serial(pair) == serial(certificate), what="the new certificate")
 
 
 def test_a_rotated_client_authority_is_believed_within_seconds(tls: Secured) -> None:
