@@ -224,7 +224,8 @@ class Governor:
         if method.action is Action.UNKNOWN:
             return Denial(Reason.METHOD_UNKNOWN, rule="method-table")
         if method.disposition is Disposition.REFUSE or not (method.roles & d.who.roles):
-            return Denial(Reason.METHOD_NOT_ALLOWED, method.name, rule="method-table")
+            detail = f"{method.name}; {method.instead}" if method.instead else method.name
+            return Denial(Reason.METHOD_NOT_ALLOWED, detail, rule="method-table")
         if not d.policy.serves(d.who.tenant):
             found = d.policy.authorise(d.who, d.call, NO_HEAD, at.wall)
             return found if isinstance(found, Denial) else None

@@ -93,7 +93,10 @@ class Secret:
 
 
 class MalformedRequest(Exception):  # noqa: N818 — h11's naming: the peer's mistake, not an error of ours
-    """The peer broke the protocol: REQUEST_MALFORMED, _AMBIGUOUS or _TOO_LARGE; ``detail`` names the field."""
+    """The peer broke the protocol: REQUEST_MALFORMED, _AMBIGUOUS or _TOO_LARGE; ``detail`` names the field.
+
+    PARAMETER_NOT_ALLOWED where a parameter that nobody may set keeps the rest from being read.
+    """
 
     def __init__(self, detail: str, reason: Reason = Reason.REQUEST_MALFORMED) -> None:
         super().__init__(detail)
@@ -123,7 +126,10 @@ class Disposition(StrEnum):
 
 
 class Method(Struct, frozen=True):
-    """One RPC of the method table. ``roles`` may call it (empty: nobody); ``by_model``: its message names a model."""
+    """One RPC of the method table. ``roles`` may call it (empty: nobody); ``by_model``: its message names a model.
+
+    ``instead``: what to do instead of calling what nobody may.
+    """
 
     path: str  # "/inference.GRPCInferenceService/ModelInfer"
     action: Action
@@ -131,6 +137,7 @@ class Method(Struct, frozen=True):
     roles: frozenset[str]
     by_model: bool = False
     streaming: bool = False
+    instead: str = ""
 
     @property
     def name(self) -> str:
@@ -493,8 +500,9 @@ class Forward(Struct, frozen=True):
 
     ``suffix`` holds whole protobuf fields: the last of a scalar, and of a map's entries with one key, is what counts,
     so a rewrite copies no payload. ``answer``: the sidecar's own; nothing is forwarded. ``ordered``: responses to such
-    calls of a stream come in the order of their requests, as from Triton. ``sequence``: calls that share it share one
-    upstream stream.
+    calls of a stream come in the order of their requests, as from Triton. ``decoupled``: its model may answer any
+    number of times, and an empty final response is none of its own. Where neither is said the model is unknown.
+    ``sequence``: calls that share it share one upstream stream.
     """
 
     message: bytes
@@ -503,6 +511,7 @@ class Forward(Struct, frozen=True):
     undo: Undo | None = None
     answer: bytes | None = None
     ordered: bool = False
+    decoupled: bool = False
     sequence: tuple[object, ...] | None = None
 
 

@@ -33,6 +33,7 @@ class _Part:
 
     place: Place | None
     seat: Seat | None
+    decoupled: bool
 
 
 class StreamRelay:
@@ -170,6 +171,7 @@ class StreamRelay:
         part = _Part(
             self._outbox.join() if opened.ordered else None,
             self._sequences.join(opened) if opened.sequence is not None else None,
+            opened.decoupled,
         )
         task = asyncio.create_task(self._call(exchange, opened, part), name=exchange.call.id)
         self._calls[task] = exchange
@@ -253,7 +255,7 @@ class StreamRelay:
     async def _response(self, exchange: Exchange, call: UpstreamCall, item: bytes, part: _Part, *, first: bool) -> bool:
         """Meter one response and queue it for the client; False: read no further of this call.
 
-        ``first``: a final one is then the whole answer, also where the model gave none of its outputs.
+        ``first``: a final one is then the whole answer of a model that isn't decoupled, also one without outputs.
         """
         facts = exchange.deliver(item)
         if isinstance(facts, Denial):
@@ -269,7 +271,8 @@ class StreamRelay:
             if denial is not None:
                 self._tell(exchange, denial, part)
                 return True
-            if facts.empty and not first and facts.error is None and not exchange.wants_empty_final:
+            unasked = facts.empty and facts.error is None and not exchange.wants_empty_final
+            if unasked and part.place is None and (part.decoupled or not first):
                 return True
         full = self._put(exchange.shown(facts), part)
         if full is not None and exchange.unsettled:

@@ -20,6 +20,8 @@ _STAFF: Final = frozenset({"operator", "admin"})
 _ADMIN: Final = frozenset({"admin"})
 _NOBODY: Final[frozenset[str]] = frozenset()
 
+_IN_THE_REQUEST: Final = "shared memory is one namespace for all tenants: send the tensors in the request"
+
 _ANSWER, _FORWARD, _REFUSE = Disposition.ANSWER, Disposition.FORWARD, Disposition.REFUSE
 
 
@@ -32,8 +34,9 @@ def _row(
     service: str = KSERVE,
     by_model: bool = False,
     streaming: bool = False,
+    instead: str = "",
 ) -> Method:
-    return Method(service + name, action, disposition, roles, by_model, streaming)
+    return Method(service + name, action, disposition, roles, by_model, streaming, instead)
 
 
 METHODS: Final[dict[str, Method]] = {
@@ -58,12 +61,12 @@ METHODS: Final[dict[str, Method]] = {
         _row("TraceSetting", Action.MANAGE, _FORWARD, _ADMIN),
         _row("LogSettings", Action.MANAGE, _FORWARD, _ADMIN),
         # One namespace for all tenants, and an empty name means all regions: open to nobody.
-        _row("SystemSharedMemoryStatus", Action.MANAGE, _REFUSE, _NOBODY),
-        _row("SystemSharedMemoryRegister", Action.MANAGE, _REFUSE, _NOBODY),
-        _row("SystemSharedMemoryUnregister", Action.MANAGE, _REFUSE, _NOBODY),
-        _row("CudaSharedMemoryStatus", Action.MANAGE, _REFUSE, _NOBODY),
-        _row("CudaSharedMemoryRegister", Action.MANAGE, _REFUSE, _NOBODY),
-        _row("CudaSharedMemoryUnregister", Action.MANAGE, _REFUSE, _NOBODY),
+        _row("SystemSharedMemoryStatus", Action.MANAGE, _REFUSE, _NOBODY, instead=_IN_THE_REQUEST),
+        _row("SystemSharedMemoryRegister", Action.MANAGE, _REFUSE, _NOBODY, instead=_IN_THE_REQUEST),
+        _row("SystemSharedMemoryUnregister", Action.MANAGE, _REFUSE, _NOBODY, instead=_IN_THE_REQUEST),
+        _row("CudaSharedMemoryStatus", Action.MANAGE, _REFUSE, _NOBODY, instead=_IN_THE_REQUEST),
+        _row("CudaSharedMemoryRegister", Action.MANAGE, _REFUSE, _NOBODY, instead=_IN_THE_REQUEST),
+        _row("CudaSharedMemoryUnregister", Action.MANAGE, _REFUSE, _NOBODY, instead=_IN_THE_REQUEST),
     )
 }
 

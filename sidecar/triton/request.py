@@ -19,6 +19,7 @@ from sidecar.triton.tensors import BYTES_MAX, DATATYPES, DIMS_MAX, TYPED, Tensor
 
 __all__ = ["EACH_MAX", "NAME", "REMEMBERED", "REMEMBERED_BYTES", "Request", "read_request", "whole_name"]
 
+ELSEWHERE: Final = "shared memory is one namespace for all tenants: send the tensors in the request"
 EACH_MAX: Final = 256  # inputs; outputs; parameters, those of tensors included
 STRING_MAX: Final = 64 * 1024  # bytes of one string parameter
 ID_CHARS: Final = 128
@@ -96,7 +97,14 @@ def read_request(data: bytes) -> Request:
         if len(header) <= CANONICAL_MAX:
             wire.check(data, _SPEC, found)  # where it is the wire format that is wrong, this names the byte
         raise
-    tensors = _with_raw(data, form.inputs, raws) if raws else {each.name: _typed(each) for each in form.inputs}
+    try:
+        tensors = _with_raw(data, form.inputs, raws) if raws else {each.name: _typed(each) for each in form.inputs}
+    except MalformedRequest:
+        for name in form.parameters:
+            # Its payload is elsewhere: that is what is wrong, not that none is here.
+            if name.startswith("inputs/") and "/shared_memory_" in name:
+                raise MalformedRequest(f"parameter {name}: {ELSEWHERE}", Reason.PARAMETER_NOT_ALLOWED) from None
+        raise
     return Request(request_id, form.model, form.version, tensors, form.outputs, form.parameters)
 
 
