@@ -70,7 +70,8 @@ def serve_grpc(settings: Settings, config: Path) -> bool:
     logs.setup()
     section = settings.listen.tls
     if section is not None and section.client_ca_file is not None and not section.require_client_certificate:
-        # gRPC's servers either require a client certificate or never ask for one.
+        # gRPC's Python servers either require a client certificate or never ask for one: of the C library's five modes
+        # (grpc_security_constants.h) grpcio passes two, by its boolean, with static files and dynamic ones alike.
         raise StartError(
             "listen.tls.client_ca_file: on this wire, set require_client_certificate too (or --wire envoy)"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -143,8 +144,19 @@ def test_a_name_in_mixed_case_is_no_http2_and_never_a_second_reading(call: Calle
     assert call(MIXED[kind](Forger(time.time()).good())) != "OK"
 
 
-def test_a_credential_in_trailers_does_not_count(call: Caller) -> None:
-    good = Forger(time.time()).good()
-    assert call((), trailers=bearer(good)) == Reason.CREDENTIAL_MISSING
-    # What follows the message can't be judged before it; so it is never looked at, by either wire.
-    assert call(bearer(good), trailers=bearer(b"x.y.z")) == "OK"
+def test_a_credential_in_trailers_does_not_count(guarded: Sidecar, call: Caller) -> None:
+    """gRPC requests have no trailers, so neither wire's library shows them: not pyvoy, not grpc.aio.
+
+    So they cannot be CREDENTIAL_AMBIGUOUS. They are nothing: no credential, in no record, not forwarded.
+    """
+    good, secret = Forger(time.time()).good(), b"wdn_demo_trailing-credential"
+    key = ("x-api-key", api_key(guarded))
+    for trailers in (bearer(good), [key], [("x-api-key-bin", b"YQ")], [key, *bearer(good)]):
+        assert call((), trailers=trailers) == Reason.CREDENTIAL_MISSING
+    for trailers in (bearer(b"x.y.z"), [("x-api-key", secret)], [("x-api-key", secret), ("x-warden-subject", b"eve")]):
+        answer = call.answer(bearer(good), trailers=trailers)
+        assert answer.reason == "OK"
+        record = guarded.record(answer.headers["x-warden-call-id"])
+        assert (record["tenant"], record["principal"], record["subject"]) == ("acme", "alice", None)
+        assert secret.decode() not in json.dumps(record, default=str)
+    assert secret not in guarded.stack.log.read_bytes()
