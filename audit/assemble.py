@@ -216,5 +216,6 @@ def evidence(record: CallRecord) -> bytes:
     facts = msgspec.structs.replace(record.facts, prompt=msgspec.structs.replace(record.facts.prompt, parts=None))
     end = record.end
     if isinstance(end, Settled):
-        return msgspec.msgpack.encode([facts, msgspec.structs.replace(end, texts=[])])
+        quoted = msgspec.structs.replace(end.quoted, parts=None)
+        return msgspec.msgpack.encode([facts, msgspec.structs.replace(end, texts=[], quoted=quoted)])
     return msgspec.msgpack.encode([facts, end.reason, end.status, end.detail, end.internal])

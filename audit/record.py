@@ -140,6 +140,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     duration_ns: int
     model_version: str = ""  # that answered
     model_digest: str = ""  # of that version's directory; "": not known
+    quoted: Content = Content()  # Triton's words that the client was not told; the bytes at level ``full`` only
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag="event"):

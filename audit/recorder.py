@@ -28,6 +28,7 @@ from sidecar.core.model import (
     OutcomeKind,
     ParameterValue,
     Principal,
+    Secret,
     Usage,
     Verdict,
 )
@@ -43,6 +44,7 @@ TEXT_CHARS: Final = 1024
 PARAMETERS: Final = 256
 TENSORS: Final = 256
 DIMENSIONS: Final = 64
+QUOTED_BYTES: Final = 64 * 1024  # of an error text: it must fit into what is kept free for outcomes
 PARTS: Final = 1024  # of one content; each costs up to 5 bytes more than its text, also where that is empty
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -153,6 +155,7 @@ class JournalRecorder:
             duration_ns=usage.duration_ns,
             model_version=usage.model_version,
             model_digest=self._answered_by(recorded, usage.model_version),
+            quoted=self._quoted(outcome.quoted, recorded.admission.verdict.audit.level),
         )
         return self._write(entry, closes=call_id, reserve=True)
 
@@ -224,6 +227,13 @@ class JournalRecorder:
         """How many bytes of a content are kept at ``level``; None: none of it, only length and digest."""
         keeps = level is AuditLevel.FULL or level is least
         return self._bound if keeps else None
+
+    def _quoted(self, words: Secret | None, level: AuditLevel) -> Content:
+        """An error text like an output: it may quote prompts, this call's or a batch-mate's."""
+        if words is None:
+            return _NOTHING
+        kept = min(self._bound, QUOTED_BYTES) if level is AuditLevel.FULL else None
+        return _prompt((words.reveal(),), kept)
 
     def _output(self, recorded: Recorded, output: Output) -> list[bytes]:
         """The part of ``output`` that is kept: the first ``content_bytes`` of the call's whole output, level full."""
@@ -387,8 +397,10 @@ def _content_bytes(entry: Entry) -> int:
     match entry:
         case record.Admitted(call=facts) | record.Refused(call=facts):
             return sum(map(len, facts.prompt.parts or ()))
-        case record.Output(texts=texts) | Settled(texts=texts):
+        case record.Output(texts=texts):
             return sum(map(len, texts))
+        case Settled(texts=texts, quoted=quoted):
+            return sum(map(len, texts)) + sum(map(len, quoted.parts or ()))
         case Event():
             return 0
         case _:

@@ -86,7 +86,11 @@ class _Redacting:
 
     def _end(self, end: Settled | Refused) -> Settled | Refused:
         """Texts of others' making, which may quote the caller's own."""
-        words = {name: self._text(getattr(end, name)) for name in ("internal", "detail") if hasattr(end, name)}
+        words: dict[str, Any] = {
+            name: self._text(getattr(end, name)) for name in ("internal", "detail") if hasattr(end, name)
+        }
+        if isinstance(end, Settled):
+            words["quoted"] = self._prompt(end.quoted)
         return msgspec.structs.replace(end, **words)
 
     def _output(self, end: Settled, output: list[bytes]) -> tuple[Settled, list[bytes]]:
@@ -106,15 +110,19 @@ def _digest(parts: list[bytes]) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
+def _none(content: Content) -> Content:
+    return Content(content.nbytes, b"", None if content.parts is None else [WITHHELD])
+
+
 def _withheld(record: CallRecord) -> CallRecord:
     facts, end = record.facts, record.end
     prompt = facts.prompt
-    none = Content(prompt.nbytes, b"", None if prompt.parts is None else [WITHHELD])
+    none = _none(prompt)
     words = {name: CUT for name in ("internal", "detail") if getattr(end, name, "")}
     facts = msgspec.structs.replace(facts, prompt=none, parameters={}, request_id="")
     end = msgspec.structs.replace(end, **words)
     end = (
-        msgspec.structs.replace(end, output_sha256=b"")
+        msgspec.structs.replace(end, output_sha256=b"", quoted=_none(end.quoted))
         if isinstance(end, Settled)
         else msgspec.structs.replace(end, call=facts)
     )

@@ -27,7 +27,7 @@ CALL_COLUMNS: Final = (
     "settled_at", "outcome", "status", "reason", "detail", "internal",
     "output_sealed", "output_bytes", "output_sha256", "output_truncated", "input_tokens", "output_tokens",
     "input_exact", "output_exact", "responses", "response_bytes", "ttft_ns", "duration_ns", "model_version",
-    "model_digest",
+    "model_digest", "error_sealed", "error_bytes",
     "redacted", "sanitised", "evidence",
 )  # fmt: skip
 
@@ -72,6 +72,8 @@ def call_row(record: CallRecord, sealer: ContentSealer, redacted: Mapping[str, i
     prompt_sealed = seal(prompt.parts, column="prompt") if prompt.parts is not None else None
     keep_output = record.facts.level == "full" and isinstance(record.end, Settled)
     output_sealed = seal(record.output, column="output") if keep_output else None
+    quoted = record.end.quoted if isinstance(record.end, Settled) else Content()
+    error_sealed = seal(quoted.parts, column="error") if quoted.parts is not None else None
     values = (
         *_call_part(record, clean, started, call_id, tenant),
         prompt_sealed,
@@ -85,10 +87,12 @@ def call_row(record: CallRecord, sealer: ContentSealer, redacted: Mapping[str, i
         clean.text(record.facts.route_why),
         _jsonb(clean.json(_decision(record))),
         *_end_part(record, clean, output_sealed),
+        error_sealed,
+        clean.number(quoted.nbytes),
     )
     altered = clean.changed
     kept = evidence(record) if altered else None
-    nbytes = 800 + len(prompt_sealed or b"") + len(output_sealed or b"")
+    nbytes = 800 + sum(map(len, filter(None, (prompt_sealed, output_sealed, error_sealed))))
     counted = _jsonb(msgspec.json.encode(dict(redacted)))
     return CallRow(record.sequence, started, call_id, (*values, counted, altered, kept), nbytes)
 

@@ -25,6 +25,7 @@ MESSAGES_LISTED: Final = 1_000  # ids told of one stream
 PAGE: Final = 200  # records fetched at once by a word search
 STATEMENT_MS: Final = 30_000
 
+_SEALED: Final = ("prompt_sealed", "output_sealed", "error_sealed")
 _EXACT: Final = {
     "tenant": "tenant",
     "model": "model",
@@ -110,6 +111,7 @@ class Found:
     prompt: str | None = None
     output: str | None = None
     content: str = "withheld"  # withheld | revealed | none (the level kept none) | unreadable: why
+    error: str | None = None  # Triton's words that the client was not told
 
     def shape(self) -> dict[str, Any]:
         """The JSON object of DESIGN §6, then the content's lengths and digests."""
@@ -153,7 +155,9 @@ class Found:
             "would_refuse_rule": c["decision"].get("would_rule") or None,
             "evidence": c["decision"].get("evidence") or None,  # what agreed on the region
             "content": self.content,
+            "error": self.error,
             **{name: c[name] for name in ("prompt_bytes", "output_bytes", "prompt_truncated", "output_truncated")},
+            "error_bytes": c["error_bytes"],
             **{name: _hex(c[name]) for name in ("prompt_sha256", "output_sha256")},
         }
 
@@ -259,7 +263,7 @@ def _of_call(call_id: str) -> sa.ColumnElement[bool]:
 
 
 def _select(asked: Filter, *, sealed: bool) -> sa.Select[Any]:
-    hidden = {"evidence"} if sealed else {"evidence", "prompt_sealed", "output_sealed"}
+    hidden = {"evidence"} if sealed else {"evidence", *_SEALED}
     c = audit_calls.c
     query = sa.select(*(column for column in c if column.name not in hidden))
     for name, column in _EXACT.items():
@@ -297,7 +301,7 @@ def _by_text(connection: sa.Connection, asked: Filter, asker: Asker, sealer: Con
     for _ in range(TEXT_SCANNED // PAGE):
         page = _page(connection, _replaced(asked, limit=PAGE, before=before), asker, sealer)
         for record in page.found:
-            if word in (record.prompt or "").casefold() or word in (record.output or "").casefold():
+            if any(word in (text or "").casefold() for text in (record.prompt, record.output, record.error)):
                 found.append(record)
                 if len(found) == asked.limit:
                     return Page(found, _key(record.columns))
@@ -312,7 +316,7 @@ def _key(row: Mapping[str, Any]) -> Keyset:
 
 
 def _found(row: Mapping[str, Any], sealer: ContentSealer | None) -> Found:
-    columns = {name: value for name, value in row.items() if name not in ("prompt_sealed", "output_sealed")}
+    columns = {name: value for name, value in row.items() if name not in _SEALED}
     if sealer is None:
         return Found(columns)
     day = row["started_at"].astimezone(UTC).date()
@@ -326,10 +330,11 @@ def _found(row: Mapping[str, Any], sealer: ContentSealer | None) -> Found:
         return joint.join(parts).decode("utf-8", "replace")
 
     try:
-        prompt, output = opened("prompt", b"\n"), opened("output", b"")
+        prompt, output, error = opened("prompt", b"\n"), opened("output", b""), opened("error", b"")
     except ContentError as fault:
         return Found(columns, content=f"unreadable: {fault}")
-    return Found(columns, prompt, output, "none" if prompt is None and output is None else "revealed")
+    none = prompt is None and output is None and error is None
+    return Found(columns, prompt, output, "none" if none else "revealed", error)
 
 
 # --- the asking is a record too -----------------------------------------------------------------------------------

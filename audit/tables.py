@@ -69,6 +69,8 @@ audit_calls: Final = sa.Table(
     sa.Column("output_sha256", BYTEA),
     sa.Column("output_sealed", BYTEA),
     _flag("output_truncated"),
+    sa.Column("error_sealed", BYTEA),  # Triton's words that the client was not told
+    _count("error_bytes"),
     *map(_count, ("input_tokens", "output_tokens")),
     _flag("input_exact"),
     _flag("output_exact"),

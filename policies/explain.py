@@ -10,6 +10,7 @@ from policies.bundle import Bundle, Case
 from policies.policy import LoadedPolicy, Step
 from policies.yamlfile import Problem
 from sidecar.core.model import (
+    STAFF,
     Action,
     Call,
     Denial,
@@ -126,7 +127,9 @@ def _method(action: Action, name: str, *, by_model: bool) -> Method:
         (Action.MANAGE, False): "RepositoryIndex",
     }
     path = _SERVICE + (name or names[action, by_model])
-    return Method(path, action, Disposition.FORWARD, frozenset({"tenant", "operator", "admin"}), by_model=by_model)
+    everyone = STAFF | {"tenant"}
+    whole = everyone if action is Action.MANAGE else STAFF if action is Action.METADATA else frozenset()
+    return Method(path, action, Disposition.FORWARD, everyone, by_model=by_model, whole=whole)
 
 
 # --- test cases ----------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class Memory:
     interval: Interval
     at: float  # within it
     verdicts: dict[Key, Verdict | Denial] = field(default_factory=dict)
+    seen: dict[Key, bool] = field(default_factory=dict)
 
 
 def further(bundle: Bundle) -> tuple[Callable[[Principal, Call], object], ...]:

@@ -19,7 +19,7 @@ from policies.memory import Key, Memory, address, further
 from policies.moments import Interval, interval, time_of_day
 from policies.residency import Place
 from policies.tenant import KeyRule, Tenant, covering
-from sidecar.core.model import Action, Call, Denial, Head, Method, ModelProfile, Principal, Verdict
+from sidecar.core.model import STAFF, Action, Call, Denial, Head, Method, ModelProfile, Principal, Verdict
 from sidecar.core.reasons import Reason
 
 __all__ = ["LoadedPolicy", "Step"]
@@ -64,6 +64,7 @@ class _Asked:
     source: str
     at: float
     place: Place
+    whole: bool  # the method shows the caller more than its tenant may use
     alias: str = ""  # what the caller calls it, where its plan gives it another model for that name
 
 
@@ -72,7 +73,7 @@ class LoadedPolicy:
 
     The order: tenant known → active, and its dates → model granted to it (or by a Cedar permit) and to its key → no
     Cedar forbid → residency. Health of the server asks only for a known, active tenant: it carries nothing of
-    anybody's. Operators' methods (``manage``) are not narrowed by their tenant's model list, because they act on the
+    anybody's. Whom a method shows the whole server is not narrowed by the tenant's model list, because it acts on the
     server; by their key's list, by Cedar and by residency they are.
     """
 
@@ -113,13 +114,22 @@ class LoadedPolicy:
         tenant = self._bundle.tenants.get(principal.tenant)
         if tenant is None or not tenant.active:
             return False
-        action = Action.METADATA if "tenant" in principal.roles else Action.MANAGE
-        target, alias = _target(tenant, action, model)
-        asked = _Asked(
-            principal, tenant, _key_rule(tenant, principal), action, "ModelMetadata", by_model=True, model=target,
-            classes=(), source="", at=self._memory.at, place=self._place, alias=alias,
-        )  # fmt: skip
-        return not isinstance(self._model(asked), Denial)
+        memory = self._memory
+        key: Key = (principal.tenant, principal.models, model, principal.roles)
+        key += (principal.name, principal.kind, principal.issuer)
+        known = memory.seen.get(key)
+        if known is None:  # a permit that is evaluated for each of hundreds of models would hold everybody up
+            whole = not STAFF.isdisjoint(principal.roles)
+            target, alias = _target(tenant, model, whole=whole)
+            asked = _Asked(
+                principal, tenant, _key_rule(tenant, principal), Action.METADATA, "ModelMetadata", by_model=True,
+                model=target, classes=(), source="", at=memory.at, place=self._place, whole=whole, alias=alias,
+            )  # fmt: skip
+            known = not isinstance(self._model(asked), Denial)
+            if len(memory.seen) >= memory_module.MAX_VERDICTS:
+                memory.seen.clear()
+            memory.seen[key] = known
+        return known
 
     def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
         """In memory: 0.4 µs where the question was asked before, else some 0.15 ms where policies are evaluated."""
@@ -131,6 +141,8 @@ class LoadedPolicy:
         if shape is None:
             shape = self._shape(method)
         key: Key = (principal.tenant, principal.models, head.model, call.data_class, principal.data_classes, shape)
+        if method.whole:
+            key += (method.shows_all(principal.roles),)
         if self._more:
             key += tuple([get(principal, call) for get in self._more])
         known = memory.verdicts.get(key)
@@ -145,7 +157,7 @@ class LoadedPolicy:
 
     def _shape(self, method: Method) -> object:
         """What of a method an answer depends on."""
-        shape: object = (method.action.value, method.by_model)
+        shape: object = (method.action.value, method.by_model, method.all_models)
         if "method" in self._mentions:
             shape = method.path
         if len(self._shapes) < MAX_SHAPES:
@@ -210,20 +222,22 @@ class LoadedPolicy:
         method = call.method
         key = _key_rule(tenant, principal)
         of_key = (key.data_class,) if key is not None and key.data_class else ()
-        action = Action.METADATA if method.action is Action.HEALTH and method.by_model else method.action
-        model, alias = _target(tenant, action, head.model if method.by_model else "")
+        whole = method.shows_all(principal.roles)
+        by_model = method.by_model and bool(head.model or not method.all_models)
+        model, alias = _target(tenant, head.model if by_model else "", whole=whole)
         return _Asked(
             principal=principal,
             tenant=tenant,
             key=key,
-            action=action,
+            action=_action(method, whole=whole),
             method=method.name,
-            by_model=method.by_model,
+            by_model=by_model,
             model=model,
             classes=tuple(dict.fromkeys((*_classes(call.data_class), *principal.data_classes, *of_key))),
             source=address(call.peer) if "source" in self._mentions else "",
             at=at,
             place=self._place,
+            whole=whole,
             alias=alias,
         )
 
@@ -263,8 +277,8 @@ class LoadedPolicy:
         rule, at = asked.key, asked.at
         if rule and rule.grants is not None and all(covering(rule.grants, name, at) is None for name in names):
             return self._not_found(asked, f"not among keys.{asked.principal.name}.models")
-        if asked.action is Action.MANAGE:
-            return Step("model", "skip", detail="operators' methods are not narrowed by the tenant's list")
+        if asked.whole:
+            return Step("model", "skip", detail="whom the whole server is shown, its tenant's list does not narrow")
         return self._listed(asked)
 
     def _listed(self, asked: _Asked) -> Step | _Shadow | Denial:
@@ -386,12 +400,19 @@ def _listed(rules: tuple[str, ...]) -> str:
     return ", ".join(rules[:8]) + more
 
 
-def _target(tenant: Tenant, action: Action, model: str) -> tuple[str, str]:
+def _action(method: Method, *, whole: bool) -> Action:
+    """What a manager's method shows a tenant of its own models is their metadata, and is asked about as that."""
+    of_a_model = method.action is Action.HEALTH and method.by_model
+    of_its_own = method.action is Action.MANAGE and not whole
+    return Action.METADATA if of_a_model or of_its_own else method.action
+
+
+def _target(tenant: Tenant, model: str, *, whole: bool) -> tuple[str, str]:
     """The model that answers for what ``tenant`` calls ``model``, and that name where it is an alias.
 
-    Operators act on the server's own names.
+    Whom the whole server is shown sees its own names.
     """
-    found = model if action is Action.MANAGE else tenant.aliases.get(model, model)
+    found = model if whole else tenant.aliases.get(model, model)
     return found, model if found != model else ""
 
 

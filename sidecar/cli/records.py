@@ -88,7 +88,7 @@ def _numbers(shape: dict[str, Any]) -> str:
 
 def _content(record: Found, shape: dict[str, Any], width: int | None) -> Iterator[Text]:
     """Prompt and output, indented: none of their lines can pass for a record."""
-    for name in ("prompt", "output"):
+    for name in ("prompt", "output", "error")[: 3 if shape["error"] is not None else 2]:
         text = shape[name]
         yield Text(f"  {name}:" if text is not None else f"  {name}: {harmless(record.content)}", style="dim")
         for line in harmless(text).split("\n") if text is not None else ():

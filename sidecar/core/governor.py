@@ -37,6 +37,7 @@ from sidecar.core.model import (
     Verdict,
     replace,
 )
+from sidecar.core.ports import everything
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.recorded import Output, Recorded
 from sidecar.core.routing import NO_ROUTE, route
@@ -61,6 +62,7 @@ __all__ = [
 WITHDRAWN: Final = frozenset({Reason.KEY_REVOKED, Reason.TOKEN_REVOKED})
 
 _CRASHED: Final = Outcome(OutcomeKind.FAILED, Code.INTERNAL, Reason.INTERNAL, "its outcome could not be written down")
+_UNREADABLE: Final = Denial(Reason.INTERNAL, internal="Triton's answer can't be read, so nobody is shown it")
 OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="observed")
 
 
@@ -216,7 +218,7 @@ class Governor:
 
     def _sees(self, policy: Policy, who: Principal) -> Sees:
         """Which models ``who`` may know of. Mode observe keeps nothing from anybody: it enforces nothing."""
-        return partial(policy.sees, who) if self._mode is Mode.ENFORCE else _everything
+        return partial(policy.sees, who) if self._mode is Mode.ENFORCE else everything
 
     def _barred(self, d: _Decision, at: Instant) -> Denial | None:
         """What is against this call whatever its message says, the method table first; None: nothing."""
@@ -297,6 +299,8 @@ class Governor:
         admission = recorded.admission
         sees = self._sees(self._ports.policies.current(), admission.principal)
         facts = self._ports.reader.response(admission, message, sees)
+        if facts.withheld:
+            return _UNREADABLE
         spent: Denial | None = None
         with self._lock:
             recorded.count(facts, at)
@@ -368,6 +372,7 @@ class Governor:
             self._owe(Ending(recorded, output, told, usage, at))
             outcome = failed
         self._ports.instruments.settled(recorded, outcome, usage)
+        self._ports.reader.ended(recorded.admission, outcome, usage, at)
         return denial or recorded.lost if self._mode is Mode.ENFORCE else None
 
     def release(self, call_id: str, at: Instant) -> None:
@@ -388,10 +393,6 @@ class Governor:
         """Without its admission in the journal a call isn't open there, and its end has nothing to be joined to."""
         if ending.recorded.in_journal:
             self._owed.keep(ending)
-
-
-def _everything(model: str, version: str) -> bool:  # noqa: ARG001 — a ``Sees``
-    return True
 
 
 def _nobody_waits() -> None:

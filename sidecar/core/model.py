@@ -17,6 +17,8 @@ __all__ = [
     "NO_FACTS",
     "NO_HEAD",
     "PROOF",
+    "RESTRICTED",
+    "STAFF",
     "Action",
     "Admission",
     "AuditLevel",
@@ -117,6 +119,10 @@ class Action(StrEnum):
     UNKNOWN = "unknown"  # no such method in the table
 
 
+RESTRICTED: Final = "triton.restricted-protocol"  # an outcome's rule: Triton's secret header, the sidecar's to send
+STAFF: Final = frozenset({"operator", "admin"})  # the roles that are shown the whole server
+
+
 class Disposition(StrEnum):
     """Who answers a method: the sidecar itself, Triton, or nobody."""
 
@@ -129,6 +135,8 @@ class Method(Struct, frozen=True):
     """One RPC of the method table. ``roles`` may call it (empty: nobody); ``by_model``: its message names a model.
 
     ``instead``: what to do instead of calling what nobody may.
+    ``whole``: the roles that are shown all of the server, where the others are shown what their tenant may use.
+    ``all_models``: a message that names no model means all of them.
     """
 
     path: str  # "/inference.GRPCInferenceService/ModelInfer"
@@ -138,6 +146,12 @@ class Method(Struct, frozen=True):
     by_model: bool = False
     streaming: bool = False
     instead: str = ""
+    whole: frozenset[str] = frozenset()
+    all_models: bool = False
+
+    def shows_all(self, roles: frozenset[str]) -> bool:
+        """Whether a caller of these roles sees, and may ask for, more than what its tenant may use."""
+        return not self.whole.isdisjoint(roles)
 
     @property
     def name(self) -> str:
@@ -261,6 +275,7 @@ class ResponseFacts(Struct, frozen=True):
     empty: bool = False  # carries no output tensors
     error: str | None = None
     nbytes: int = 0
+    withheld: bool = False  # it can't be read, so nobody can say whether the caller may see it
     message: bytes = b""  # what the client is sent: this response, with what isolation changed put back
 
 
@@ -552,9 +567,11 @@ class OutcomeKind(StrEnum):
 
 
 class Outcome(Struct, frozen=True):
-    """How a forwarded call ended: ``status`` is the gRPC code the client is given, ``internal`` Triton's own words.
+    """How a forwarded call ended: ``status`` is the gRPC code the client is given.
 
-    ``rule``: as a denial's, where one ended the call.
+    ``internal`` is plain: our own words, or such of Triton's as the client may read. ``quoted`` are Triton's words
+    where it may not, because a model's exception may quote other tenants' input: kept sealed in the record, and in no
+    span, log or metric. ``rule``: as a denial's, where one ended the call, or what is amiss.
     """
 
     kind: OutcomeKind
@@ -562,6 +579,7 @@ class Outcome(Struct, frozen=True):
     reason: Reason | None = None
     internal: str = ""
     rule: str = ""
+    quoted: Secret | None = None
 
 
 class Usage(Struct, frozen=True):

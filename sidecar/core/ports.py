@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 Sees = Callable[[str, str], bool]  # model, version ("": any) → whether the caller may know that it exists
 
 
+def everything(model: str, version: str) -> bool:  # noqa: ARG001 — a ``Sees``
+    """Mode observe's: nothing is kept from anybody."""
+    return True
+
+
 class Identity(Protocol):
     """Turns a credential into a principal (``sidecar.identity``)."""
 
@@ -89,6 +94,10 @@ class Reader(Protocol):
 
     def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
         """Worst-case tokens, KV-cache bytes and tensor bytes."""
+        ...
+
+    def ended(self, admission: Admission, outcome: Outcome, usage: Usage, at: Instant) -> None:
+        """A call has ended: what a tenant is told of its own use of a model counts it."""
         ...
 
     def response(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:

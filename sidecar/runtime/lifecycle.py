@@ -82,6 +82,7 @@ class Sidecar:
             ready=self.is_ready,
             crashed=self._crashed,
             cut_off=self._cut_off,
+            models=rooms.models,
         )
 
     # --- in and out ------------------------------------------------------------------------------------------------

@@ -246,6 +246,14 @@ _PARTS: Final = (
     _gauge("warden_upstream_up", "1 while Triton answers that it is ready."),
     _gauge("warden_models_unlearnt", "Models that Triton has but could not be asked about."),
     _gauge("warden_models_age_seconds", "Age of what is known of Triton's models.", unit="seconds"),
+    _counter(
+        "warden_upstream_restricted_total",
+        "Calls Triton refused for want of a restricted protocol's header: the sidecar's own misconfiguration.",
+    ),
+    _counter(
+        "warden_upstream_errors_withheld_total",
+        "Calls that ended in an error whose words the caller was not told; their records keep them sealed.",
+    ),
     _gauge("warden_buffer_bytes", "Bytes of requests and responses held in memory.", unit="bytes"),
     _gauge("warden_buffer_limit_bytes", "Bytes that may be held (bounds.buffer_bytes).", unit="bytes"),
     _counter("warden_internal_errors_total", "Calls ended by the crash barrier: a bug of ours."),

@@ -205,6 +205,8 @@ class PrometheusInstruments(Collector):
             tenant.in_flight.value -= 1
             tenant.calls[infer, kind].value += 1
             self._method(call.method.path)[kind].value += 1
+            if outcome.quoted is not None:
+                self._quoted(outcome)
             tenant.request.value += usage.request_bytes
             tenant.response.value += usage.response_bytes
             if not infer:
@@ -217,6 +219,13 @@ class PrometheusInstruments(Collector):
                 fault = faults.of_status(outcome.reason, outcome.status, outcome.rule)
                 if fault is not None:
                     tenant.faults[fault, kind].value += 1
+
+    def _quoted(self, outcome: Outcome) -> None:
+        """Under the lock; rare, so the cells are looked up."""
+        if outcome.rule == model.RESTRICTED:
+            self._board.cells["warden_upstream_restricted_total"][()].value += 1
+        if outcome.reason is None and not outcome.internal:
+            self._board.cells["warden_upstream_errors_withheld_total"][()].value += 1
 
     def unrecorded(self, denial: Denial) -> None:  # noqa: ARG002 — the port's shape; every such denial is AUDIT_UNAVAILABLE
         with self._lock:

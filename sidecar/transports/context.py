@@ -22,6 +22,7 @@ from sidecar.core.model import (
 from sidecar.core.reasons import Reason
 from sidecar.identity import credentials
 from sidecar.transports import grpc_frames
+from sidecar.triton.knowledge import ModelBook
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -47,6 +48,7 @@ _READ: Final = frozenset(
 )
 _LABEL: Final = re.compile(r"[\x20-\x7e]{1,256}")  # gRPC's metadata is ASCII; beyond it each wire would read its own
 
+NO_MODELS: Final = ModelBook()
 FIRST_WORD: Final = 1.0  # seconds a stream that is to be refused may keep silent before it is told
 CANCELLED: Final = Denial(Reason.CLIENT_CANCELLED)
 EXPIRED: Final = Denial(Reason.UPSTREAM_TIMEOUT)
@@ -96,6 +98,7 @@ class Services:
     ready: Callable[[], bool]
     crashed: Callable[[str, BaseException], None]  # the crash barrier's witness: counts and logs
     cut_off: Callable[[str], None]  # counts clients cut off, by why
+    models: ModelBook = NO_MODELS  # what is public of each model to those who may use it
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ from typing import Final, assert_never
 
 from msgspec import Struct
 
-from sidecar.core.governor import Recorded, Refused
-from sidecar.core.model import Call, Denial, Forward, Outcome, OutcomeKind, ResponseFacts
+from sidecar.core.governor import Mode, Recorded, Refused
+from sidecar.core.model import Action, Call, Denial, Forward, Outcome, OutcomeKind, ResponseFacts, Secret
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render
 from sidecar.transports.context import Services
 from sidecar.triton import status as triton_status
 from sidecar.triton.answers import reworded
+from sidecar.triton.errors import Said, said_by
 from sidecar.triton.peek import peek_request_id
 
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
@@ -80,7 +81,7 @@ class Exchange:
         """A response as the client is sent it, without what it may not read in an in-band error."""
         if facts.error is None:
             return facts.message
-        told = triton_status.translate_in_band(facts.error).message
+        told = triton_status.translate_in_band(facts.error, self._said()).message
         return facts.message if told == facts.error else reworded(facts.message, told)
 
     # --- endings ---------------------------------------------------------------------------------------------------
@@ -96,8 +97,8 @@ class Exchange:
         if end.code == Code.OK:
             denial = self.complete()
             return render.OK if denial is None else render.status(denial, self.call.id)
-        told = triton_status.translate(end.code, end.message)
-        self._settle(Outcome(OutcomeKind.FAILED, told.code, told.reason, end.message))
+        told = triton_status.translate(end.code, end.message, self._said())
+        self._settle(_failure(told, end.message))
         denial = _denial(told)
         return render.Status(told.code, told.message) if denial is None else render.status(denial, self.call.id)
 
@@ -106,8 +107,8 @@ class Exchange:
 
         A Denial is what the client is told instead of Triton's own text: as for a unary call, ``ended``.
         """
-        told = triton_status.translate_in_band(text)
-        denial = self._settle(Outcome(OutcomeKind.FAILED, told.code, told.reason, text))
+        told = triton_status.translate_in_band(text, self._said())
+        denial = self._settle(_failure(told, text))
         return denial or _denial(told)
 
     def erred(self, text: str) -> render.Status:
@@ -119,7 +120,7 @@ class Exchange:
         denial = self.errored(text)
         if denial is not None:
             return render.status(denial, self.call.id)
-        told = triton_status.translate_in_band(text)
+        told = triton_status.translate_in_band(text, self._said())
         return render.Status(told.code, told.message)
 
     def failed(self, denial: Denial) -> Denial:
@@ -129,9 +130,24 @@ class Exchange:
         self._settle(Outcome(kind, REASONS[denial.reason].code, denial.reason, words, denial.rule))
         return denial
 
+    def _said(self) -> Said | None:
+        """What an error may say again to this caller. None: all of it, as only to those the whole server is shown."""
+        assert self.recorded is not None
+        admission = self.recorded.admission
+        if self._services.governor.mode is Mode.OBSERVE:  # it changes nothing of what clients see
+            return None
+        method = admission.call.method
+        staff = method.action is not Action.INFER and method.shows_all(admission.principal.roles)
+        return None if staff else said_by(admission, self._services.models.known(admission.verdict.profile.name))
+
     def _settle(self, outcome: Outcome) -> Denial | None:
         assert self.recorded is not None
         return self._services.governor.settle(self.recorded, outcome, self._services.now())
+
+
+def _failure(told: triton_status.Translated, text: str) -> Outcome:
+    quoted = Secret(text.encode("utf-8", "replace")) if text != told.words else None
+    return Outcome(OutcomeKind.FAILED, told.code, told.reason, told.words, told.rule, quoted)
 
 
 def _denial(told: triton_status.Translated) -> Denial | None:

@@ -136,6 +136,10 @@ class ModelBook:
         self.current = knowledge
         self._ask = ask
 
+    def known(self, model: str) -> ModelFacts | None:
+        """One model, where it was learnt."""
+        return self.current.models.get(model)
+
     def on_doubt(self, ask: Callable[[], None]) -> None:
         """``ask`` is told where something isn't known, or has changed; it must return at once."""
         self._ask = ask

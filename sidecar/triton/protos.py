@@ -44,10 +44,11 @@ def service() -> ServiceDescriptor:
     return descriptor_pool.Default().FindServiceByName("inference.GRPCInferenceService")
 
 
-def _message(name: str) -> Any:  # protobuf's classes are made at run time: no type checker knows their fields
+def message_class(name: str) -> Any:  # protobuf's classes are made at run time: no type checker knows their fields
+    """The class of message ``inference.<name>``."""
     return message_factory.GetMessageClass(descriptor(name))
 
 
-ModelInferRequest: Final = _message("ModelInferRequest")
-ModelInferResponse: Final = _message("ModelInferResponse")
-ModelStreamInferResponse: Final = _message("ModelStreamInferResponse")
+ModelInferRequest: Final = message_class("ModelInferRequest")
+ModelInferResponse: Final = message_class("ModelInferResponse")
+ModelStreamInferResponse: Final = message_class("ModelStreamInferResponse")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -24,19 +25,24 @@ from sidecar.core.model import (
     MalformedRequest,
     Method,
     ModelProfile,
+    Outcome,
+    OutcomeKind,
     Principal,
     ResponseFacts,
     TensorFacts,
+    Usage,
     Verdict,
 )
-from sidecar.core.ports import Sees
-from sidecar.triton import isolation, wire
+from sidecar.core.ports import Sees, everything
+from sidecar.core.reasons import Reason
+from sidecar.triton import isolation, views, wire
 from sidecar.triton.aim import aimed, renamed
 from sidecar.triton.contracts import Asked, ask, estimate_tokens
 from sidecar.triton.methods import KSERVE
 from sidecar.triton.protos import service
 from sidecar.triton.request import EACH_MAX, NAME, read_request, whole_name
 from sidecar.triton.responses import read_response
+from sidecar.triton.tallies import Tallies
 from sidecar.triton.tokens import Counter
 
 __all__ = ["TritonReader"]
@@ -75,12 +81,16 @@ _HEADINGS: Final = _headings()
 
 
 class TritonReader:
-    """Stateless; every method is a plain function of its arguments. ``counters``: models with a tokenizer, by name."""
+    """Plain functions of their arguments, but for the tenants' own counts; safe from several threads.
 
-    __slots__ = ("_counters",)
+    ``counters``: models with a tokenizer, by name.
+    """
+
+    __slots__ = ("_counters", "_tallies")
 
     def __init__(self, counters: Mapping[str, Counter] | None = None) -> None:
         self._counters = counters or {}
+        self._tallies = Tallies()
 
     def head(self, method: Method, message: bytes) -> Head:
         """Model and version, by the scanner alone. A method that names no model is only held to be well-formed."""
@@ -95,6 +105,8 @@ class TritonReader:
             elif number == heading.version:
                 version = wire.text(message, found, heading.spec)
         if not method.by_model:
+            return Head()
+        if not model and method.all_models:
             return Head()
         if not whole_name(model):
             raise MalformedRequest(f"model name {model[:128]!a}: must match {NAME.pattern}, without ..")
@@ -136,20 +148,23 @@ class TritonReader:
         facts: InferenceFacts,
         verdict: Verdict,
         at: Instant,  # noqa: ARG002
-        sees: Sees,  # noqa: ARG002
+        sees: Sees,
     ) -> Forward | Denial:
         """The untouched message with what is changed behind it, or why it may not pass."""
         if call.method.action is Action.INFER:
             found = isolation.infer(call, principal, facts, verdict)
             return aimed(found, verdict) if isinstance(found, Forward) else found
         heading = _HEADINGS.get(call.method.path)
-        changing: tuple[str, ...] = ()
-        if heading is not None and heading.changing:
-            try:
-                fields = wire.scan(call.message, heading.spec, most=_FIELDS_MAX)
-            except MalformedRequest as fault:  # only in mode observe: ``head`` has refused it
-                return Denial(fault.reason, fault.detail, rule="message")
-            changing = tuple(found.field.name for found in fields if found.field.number in heading.changing)
+        if heading is None:
+            return Forward(call.message)
+        try:
+            head = self.head(call.method, call.message)
+            fields = wire.scan(call.message, heading.spec, most=_FIELDS_MAX) if heading.changing else ()
+        except MalformedRequest as fault:  # only in mode observe: it is refused by now
+            return Denial(fault.reason, fault.detail, rule="message")
+        if head.version and not sees(head.model, head.version):
+            return Denial(Reason.MODEL_NOT_FOUND, rule="version", internal="not among the versions it may use")
+        changing = tuple(found.field.name for found in fields if found.field.number in heading.changing)
         managed = isolation.manage(call, changing)
         return aimed(managed, verdict) if isinstance(managed, Forward) else managed
 
@@ -165,14 +180,35 @@ class TritonReader:
             kv_block=profile.kv,
         )
 
-    def response(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:  # noqa: ARG002
-        """What one response says; of other methods than inference, its length."""
+    def ended(self, admission: Admission, outcome: Outcome, usage: Usage, at: Instant) -> None:
+        """Count an inference for its tenant's ModelStatistics."""
+        if admission.call.method.action is Action.INFER:
+            self._tallies.add(
+                admission.principal.tenant,
+                admission.verdict.profile.name,
+                usage.model_version or admission.facts.version,
+                failed=outcome.kind is not OutcomeKind.COMPLETED,
+                duration_ns=usage.duration_ns,
+                wall_ns=at.wall_ns,
+            )
+
+    def response(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:
+        """What one response says; of other methods than inference, its length and what this caller is shown of it."""
         method, verdict = admission.call.method, admission.verdict
         if method.action is not Action.INFER:
-            facts = ResponseFacts(nbytes=len(message), final=True, message=message)
+            facts = self._view(admission, message, sees)
         else:
             facts = read_response(method, message, verdict.profile)
         return renamed(facts, method, verdict.alias) if verdict.alias else facts
+
+    def _view(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:
+        method, principal = admission.call.method, admission.principal
+        shown: bytes | None = message
+        ours = admission.forward.answer is not None
+        if not ours and sees is not everything and not method.shows_all(principal.roles):
+            count = partial(self._tallies.fill, principal.tenant)
+            shown = views.shown(method, message, sees, count, admission.verdict.alias)
+        return ResponseFacts(nbytes=len(message), final=True, withheld=shown is None, message=shown or b"")
 
 
 def _counted(asked: Asked, count: Counter) -> Asked:

@@ -42,6 +42,8 @@ def write_bundle(directory: Path) -> Path:
     _tenant(bundle, "acme", models=["*"], residency={**_EU, "classes": {"phi": ["eu-west-1"]}})
     for name, limits in LIMITED.items():
         _tenant(bundle, name, models=["slow", "echo", "hold"], limits=limits)
+    # `ghost` is granted and Triton has none; the bundle's models.yaml names neither of the other two.
+    _tenant(bundle, "neighbour", models=["gossip", "echo", "ghost"])
     for name, residency in ELSEWHERE.items():
         _tenant(bundle, name, models=["*"], residency=residency)
     return bundle

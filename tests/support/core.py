@@ -154,6 +154,9 @@ class FakePorts:
         self._step("demand")
         return Demand(tokens=7)
 
+    def ended(self, admission: Admission, outcome: Outcome, usage: Usage, at: Instant) -> None:
+        self._step("ended")
+
     def response(self, admission: Admission, message: bytes, sees: seams.Sees) -> ResponseFacts:
         self.seen.append(sees)
         return ResponseFacts(texts=(message,), model_version="1", nbytes=len(message), message=message)

@@ -22,13 +22,8 @@ from sidecar.core.model import (
     ResponseFacts,
     Verdict,
 )
-from sidecar.core.ports import Reader
+from sidecar.core.ports import Reader, everything
 from tests.support.core import ACME, AT, a_call
-
-
-def everything(model: str, version: str) -> bool:
-    """A ``Sees`` that hides nothing."""
-    return True
 
 
 def verdict(profile: ModelProfile, limits: Limits | None = None) -> Verdict:
@@ -54,7 +49,18 @@ def answered(
     facts: InferenceFacts = NO_FACTS,
 ) -> ResponseFacts:
     """What ``reader`` makes of a response to a call that was forwarded so."""
-    held = Reservation(ACME.tenant, profile.name, Demand(), AT)
-    made: Any = a_call(method=method)
-    allowed, sent = verdict(profile), forward or Forward(b"")
-    return reader.response(Admission(made, ACME, allowed, facts, sent, held, None, PROOF), message, everything)
+    return reader.response(admitted(facts, method, profile, forward), message, everything)
+
+
+def admitted(
+    facts: InferenceFacts = NO_FACTS,
+    method: Method | None = None,
+    profile: ModelProfile | None = None,
+    forward: Forward | None = None,
+    who: Principal = ACME,
+) -> Admission:
+    """A call that was admitted with these facts."""
+    made: Any = a_call(method=method) if method is not None else a_call()
+    profile = profile or ModelProfile(facts.model)
+    held = Reservation(who.tenant, profile.name, Demand(), AT)
+    return Admission(made, who, verdict(profile), facts, forward or Forward(b""), held, None, PROOF)

@@ -264,14 +264,21 @@ class Sidecar:
         assertion = mint.Assertion(issuer, audience, tenant, f"someone@{tenant}.example", lifetime, "test", roles)
         return mint.mint(signing, assertion, token_id=secrets.token_hex(8), at=time.time() - ago)[0]
 
-    def issue(self, tenant: str, *, expires: datetime | None = None, revoked: bool = False) -> str:
+    def issue(
+        self,
+        tenant: str,
+        *,
+        expires: datetime | None = None,
+        revoked: bool = False,
+        roles: tuple[str, ...] = ("tenant",),
+    ) -> str:
         """A new API key in the database; the sidecar learns of it within its refresh."""
         pepper = read_pepper((self.stack.directory / "keys" / "pepper.key").read_bytes())
         assert isinstance(pepper, Secret)
         office = store.Office(pepper, ENVIRONMENT, secrets.token_bytes, record_key_event, "test")
         now = datetime.now(UTC)
         with audit_store.transaction(self._engine) as connection:
-            issued = store.issue(connection, office, store.NewKey(tenant, "test", expires), now)
+            issued = store.issue(connection, office, store.NewKey(tenant, "test", expires, roles=roles), now)
             assert isinstance(issued, store.Issued)
             if revoked:
                 store.revoke(connection, office, issued.info.id, now)

@@ -27,6 +27,7 @@ from tests.support.store import (
     FakeJournal,
     Shipping,
     completed,
+    content,
     event,
     facts,
     refused,
@@ -66,6 +67,24 @@ def test_a_call_is_one_row_with_its_content_sealed(dsn: str, tmp_path: Path) -> 
     assert b"library" not in sealed
     assert (size, sidecar, region) == (11, PLACE.sidecar, PLACE.region)
     assert journal.shipped_to == 2
+
+
+def test_words_that_the_client_was_not_told_are_sealed(dsn: str, tmp_path: Path) -> None:
+    """They may quote another tenant's prompt: no column, nor the evidence beside altered ones, has them in plain."""
+    journal, call = FakeJournal(), facts(request_id="a\x00b")  # altered, so that there is evidence
+    words = b"ValueError: ['somebody else's prompt']"
+    journal.append(Admitted(call), settled(call, outcome="failed", status=13, quoted=content(words)))
+    ship(journal, dsn, tmp_path, 1)
+    ((started, sealed, size, row),) = query(
+        dsn, "SELECT started_at, error_sealed, error_bytes, audit_calls::text FROM warden.audit_calls"
+    )
+    place = {"tenant": "acme", "day": started.astimezone(UTC).date(), "call_id": call.call_id}
+    assert ContentSealer(ROOT).open(sealed, column="error", **place) == [words]
+    assert size == len(words)
+    assert "somebody" not in row
+    ((evidence,),) = query(dsn, "SELECT evidence FROM warden.audit_calls")
+    assert evidence is not None
+    assert b"somebody" not in evidence
 
 
 def test_positions_count_calls_and_events_in_order(dsn: str, tmp_path: Path) -> None:

@@ -119,10 +119,12 @@ class TestFatal:
         )
         answer = bare.unary(message.SerializeToString(), sidecar.headers())
         (in_band,) = bare.stream([message.SerializeToString()], sidecar.headers())
-        for told in (answer.text, in_band.error_message):
-            assert "can't decode byte 0xff" in told
-            assert not [word for word in ("At:", "model.py", "retrieve_0", "\n") if word in told], told
-        assert sidecar.record(answer.call_id)["outcome"] == "failed"
+        for told, call_id in ((answer.text, answer.call_id), (in_band.error_message, "/1")):
+            assert told.startswith("the model failed; its own words are in the record of call ")
+            assert told.endswith(call_id)
+        record = sidecar.record(answer.call_id)
+        assert (record["outcome"], record["content"]) == ("failed", "revealed")
+        assert "can't decode byte 0xff" in record["error"]
 
 
 class TestCounts:

@@ -201,7 +201,7 @@ class TestRefusals:
         assert_refused(unknown, Reason.METHOD_UNKNOWN, sidecar)
         for path in ("/else.Service/Method", "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"):
             assert bare.unary(b"", sidecar.headers(), path=path).code == "UNIMPLEMENTED"
-        for method in ("RepositoryIndex", "SystemSharedMemoryUnregister", "LogSettings", "RepositoryModelLoad"):
+        for method in ("TraceSetting", "SystemSharedMemoryUnregister", "LogSettings", "RepositoryModelLoad"):
             answer = bare.unary(b"", sidecar.headers(), path=KSERVE + method)
             assert_refused(answer, Reason.METHOD_NOT_ALLOWED, sidecar)
 

@@ -40,7 +40,8 @@ LAYOUT: dict[type[msgspec.Struct], str] = {
     Refused: "call reason status detail internal",
     Output: "call_id at_ns offset texts",
     Settled: """call_id at_ns outcome status reason internal offset texts output_bytes output_sha256 input_tokens
-        output_tokens input_exact output_exact responses response_bytes first_response_ns duration_ns model_version""",
+        output_tokens input_exact output_exact responses response_bytes first_response_ns duration_ns model_version
+        model_digest quoted""",
     Event: "id at_ns kind actor detail",
 }
 TAGS = {Admitted: "admitted", Refused: "refused", Output: "output", Settled: "settled", Event: "event"}

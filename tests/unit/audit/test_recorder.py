@@ -11,7 +11,7 @@ import pytest
 
 from audit import record
 from audit.journal import Journal
-from audit.recorder import DIMENSIONS, PARAMETERS, TENSORS, TEXT_CHARS, JournalRecorder
+from audit.recorder import DIMENSIONS, PARAMETERS, QUOTED_BYTES, TENSORS, TEXT_CHARS, JournalRecorder
 from sidecar.core.governor import Governor, Output, Ports, Recorded, Refused
 from sidecar.core.model import (
     NO_FACTS,
@@ -131,6 +131,29 @@ def test_each_level_keeps_its_content_and_no_more(tmp_path: Path, level: AuditLe
     assert isinstance(last, record.Settled)
     assert (first.call.prompt.nbytes, first.call.prompt.sha256) == (len(WHOLE), hashlib.sha256(WHOLE).digest())
     assert (last.output_bytes, last.output_sha256) == (9, hashlib.sha256(b"an answer").digest())
+
+
+@pytest.mark.parametrize("level", AuditLevel)
+def test_words_that_the_client_was_not_told_are_content(tmp_path: Path, level: AuditLevel) -> None:
+    words = "ValueError: ['a prompt', 'another tenant's']"
+    real, recorded = recorder(open_journal(tmp_path)), Recorded(admission(level), AT)
+    failed = Outcome(OutcomeKind.FAILED, Code.INTERNAL, quoted=Secret(words.encode()))
+    assert real.settled(recorded, Output(0, ()), failed, Usage(), END) is None
+    (entry,) = kept(tmp_path)
+    assert isinstance(entry, record.Settled)
+    digest = hashlib.sha256(words.encode()).digest()
+    parts = [words.encode()] if level is AuditLevel.FULL else None
+    assert (entry.quoted, entry.internal) == (record.Content(len(words), digest, parts), "")
+
+
+def test_of_long_words_the_beginning_is_kept(tmp_path: Path) -> None:
+    real, recorded = recorder(open_journal(tmp_path)), Recorded(admission(), AT)
+    failed = Outcome(OutcomeKind.FAILED, Code.INTERNAL, quoted=Secret(b"x" * 1_000_000))
+    assert real.settled(recorded, Output(0, ()), failed, Usage(), END) is None
+    (entry,) = kept(tmp_path)
+    assert isinstance(entry, record.Settled)
+    assert entry.quoted.parts == [b"x" * QUOTED_BYTES]
+    assert entry.quoted.nbytes == 1_000_000
 
 
 @pytest.mark.parametrize("bound", [1, 8, 9, 16, 17, 100])

@@ -37,8 +37,18 @@ METADATA = Method(
 )
 SERVER = Method("/inference.GRPCInferenceService/ServerMetadata", Action.METADATA, Disposition.FORWARD, EVERYONE)
 LOAD = Method(
-    "/inference.GRPCInferenceService/RepositoryModelLoad", Action.MANAGE, Disposition.FORWARD, EVERYONE, by_model=True
-)
+    "/inference.GRPCInferenceService/RepositoryModelLoad", Action.MANAGE, Disposition.FORWARD, EVERYONE, by_model=True,
+    whole=EVERYONE,
+)  # fmt: skip
+STAFF = frozenset({"operator", "admin"})
+CONFIG = Method(
+    "/inference.GRPCInferenceService/ModelConfig", Action.MANAGE, Disposition.FORWARD, EVERYONE, by_model=True,
+    whole=STAFF,
+)  # fmt: skip
+STATISTICS = Method(
+    "/inference.GRPCInferenceService/ModelStatistics", Action.MANAGE, Disposition.FORWARD, EVERYONE, by_model=True,
+    whole=STAFF, all_models=True,
+)  # fmt: skip
 LIVE = Method("/inference.GRPCInferenceService/ServerLive", Action.HEALTH, Disposition.ANSWER, EVERYONE)
 READY = Method(
     "/inference.GRPCInferenceService/ModelReady", Action.HEALTH, Disposition.FORWARD, EVERYONE, by_model=True
@@ -130,6 +140,14 @@ def test_a_span_may_leave_only_where_residency_allows_it(tenant: str, method: Me
         (who("birch", models=("chat",)), "rag", LOAD, "", Reason.MODEL_NOT_FOUND, "tenants/birch.yaml:models"),
         (who("cobalt"), "rag", LOAD, "", Reason.RESIDENCY_PROCESSING, "tenants/cobalt.yaml:residency.processing"),
         (who("birch"), "c" * 300, LOAD, "", Reason.MODEL_NOT_FOUND, "tenants/birch.yaml:models"),
+        # What a manager's method shows a tenant is its own models; the whole only to who is staff.
+        (who("birch"), "rag", CONFIG, "", Reason.MODEL_NOT_FOUND, "tenants/birch.yaml:models"),
+        (who("birch"), "chat", CONFIG, "", None, "tenants/birch.yaml:models[0]"),
+        (who("birch", roles=STAFF), "rag", CONFIG, "", None, "tenants/birch.yaml:status"),
+        (who("birch", roles=STAFF, models=("chat",)), "rag", CONFIG, "", Reason.MODEL_NOT_FOUND,
+         "tenants/birch.yaml:models"),
+        (who("birch"), "", STATISTICS, "", None, "tenants/birch.yaml:status"),
+        (who("birch"), "", CONFIG, "", Reason.MODEL_NOT_FOUND, "tenants/birch.yaml:models"),
         # A key narrows its tenant and never widens it.
         (who("acme", kind="api_key", models=("chat",)), "chat", INFER, "", None, "tenants/acme.yaml:models[0]"),
         (who("acme", kind="api_key", models=("c*",)), "counter", INFER, "", None, "tenants/acme.yaml:models[3]"),

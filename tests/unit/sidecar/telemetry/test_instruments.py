@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from sidecar.core.model import Action, Denial, Disposition, Method, Outcome, OutcomeKind, Usage
+from sidecar.core.model import RESTRICTED, Action, Denial, Disposition, Method, Outcome, OutcomeKind, Secret, Usage
 from sidecar.core.ports import Instruments
 from sidecar.core.reasons import Code, Reason
 from sidecar.telemetry.catalogue import BY_NAME, CATALOGUE, MAX_SERIES, JournalState, Kind
@@ -118,6 +118,20 @@ def test_another_rpc_is_no_inference() -> None:
     instruments.settled(telemetry.recorded("acme", telemetry.READY), COMPLETED, Usage(duration_ns=1))
     assert value(instruments, "warden_calls_total", tenant="acme", action="other", outcome="completed") == 1
     assert value(instruments, "gen_ai_server_request_duration_seconds_count", tenant="acme") == 0
+
+
+def test_withheld_errors_and_a_restricted_protocol_are_counted_apart() -> None:
+    instruments = made()
+    failed = Outcome(OutcomeKind.FAILED, Code.INTERNAL, quoted=Secret(b"a prompt"))
+    instruments.settled(telemetry.recorded(), failed, Usage())
+    reworded = Outcome(OutcomeKind.FAILED, Code.INVALID_ARGUMENT, internal="told", quoted=Secret(b"told of m"))
+    instruments.settled(telemetry.recorded(), reworded, Usage())
+    assert value(instruments, "warden_upstream_errors_withheld_total") == 1
+    assert value(instruments, "warden_upstream_restricted_total") == 0
+    restricted = Outcome(OutcomeKind.FAILED, Code.INTERNAL, Reason.INTERNAL, "This", RESTRICTED, Secret(b"x"))
+    instruments.settled(telemetry.recorded("acme", telemetry.READY), restricted, Usage())
+    assert value(instruments, "warden_upstream_restricted_total") == 1
+    assert value(instruments, "warden_upstream_errors_withheld_total") == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from sidecar.core.governor import Mode
-from sidecar.core.model import Denial, Forward
+from sidecar.core.model import RESTRICTED, Denial, Forward
 from sidecar.core.reasons import Code, Reason
 from sidecar.transports.exchange import CRASHED, DRAINED, Exchange, UpstreamEnd
 from tests.support import kserve
@@ -15,6 +15,7 @@ from tests.support.core import FakePorts
 from tests.support.wire import MODEL_INFER, World
 
 REQUEST: bytes = kserve.chat(b"hello").SerializeToString()
+NOT_TOLD = "the model failed; its own words are in the record of call call-1"
 NO_AUDIT = Denial(Reason.AUDIT_UNAVAILABLE, retry_after=1.0)
 
 
@@ -100,16 +101,42 @@ def test_an_observed_call_that_could_not_be_read_still_names_its_request() -> No
 
 
 def test_tritons_words_stand_where_no_reason_of_ours_fits() -> None:
-    status = opened(World()).ended(UpstreamEnd(3, "unexpected shape for input 'x'"))
-    assert (status.code, status.message, status.details) == (3, "unexpected shape for input 'x'", b"")
+    status = opened(World()).ended(UpstreamEnd(3, "classification output tensor too large"))
+    assert (status.code, status.message, status.details) == (3, "classification output tensor too large", b"")
 
 
 def test_where_a_model_raised_is_for_the_record_only() -> None:
     world = World()
     words = "ValueError: no\n\nAt:\n  /opt/models/inner/1/model.py(26): execute\n"
-    assert opened(world).ended(UpstreamEnd(13, words)).message == "ValueError: no"
+    assert opened(world).ended(UpstreamEnd(13, words)).message == NOT_TOLD
     _, settled = world.ports.entries[-1]
-    assert settled[2].internal == words  # type: ignore[index]  # call, output, outcome, usage
+    outcome = settled[2]  # type: ignore[index]  # call, output, outcome, usage
+    assert (outcome.quoted.reveal().decode(), outcome.internal) == (words, "")
+    assert "inner" not in repr(outcome)
+
+
+def test_what_may_be_told_again_is_no_secret_of_the_record() -> None:
+    world = World()
+    words, told = "[request id: abc] Request was cancelled", "[request id: <id_unknown>] Request was cancelled"
+    assert opened(world).ended(UpstreamEnd(1, words)).message == told
+    outcome = world.ports.entries[-1][1][2]  # type: ignore[index]
+    assert (outcome.quoted.reveal().decode(), outcome.internal) == (
+        words,
+        "[request id: <id_unknown>] Request was cancelled",
+    )
+
+
+def test_mode_observe_changes_no_error() -> None:
+    assert opened(World(mode=Mode.OBSERVE)).ended(UpstreamEnd(13, "ValueError: no")).message == "ValueError: no"
+
+
+def test_a_restricted_protocol_alarms_and_names_no_header() -> None:
+    world = World()
+    status = opened(world).ended(
+        UpstreamEnd(14, "This protocol is restricted, expecting header 'triton-grpc-protocol-k'")
+    )
+    assert (status.code, "triton-grpc" in status.message) == (Code.INTERNAL, False)
+    assert world.ports.entries[-1][1][2].rule == RESTRICTED  # type: ignore[index]
 
 
 def test_an_in_band_error_is_told_as_a_reason_of_ours_where_there_is_one() -> None:

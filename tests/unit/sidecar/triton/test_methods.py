@@ -5,32 +5,32 @@ from __future__ import annotations
 import pytest
 
 from sidecar.core.model import Action, Disposition
-from sidecar.triton.methods import HEALTH, KSERVE, METHODS, PATH_CHARS, lookup
+from sidecar.triton.methods import HEALTH, KSERVE, METHODS, PATH_CHARS, ROLES, lookup
 from sidecar.triton.protos import service
 
 A, F, R = Disposition.ANSWER, Disposition.FORWARD, Disposition.REFUSE
 ROWS = {
-    # name: (action, disposition, roles, names a model)
-    "ServerLive": (Action.HEALTH, A, "admin operator tenant", False),
-    "ServerReady": (Action.HEALTH, A, "admin operator tenant", False),
-    "ModelReady": (Action.METADATA, F, "admin operator tenant", True),
-    "ServerMetadata": (Action.METADATA, F, "admin operator tenant", False),
-    "ModelMetadata": (Action.METADATA, F, "admin operator tenant", True),
-    "ModelInfer": (Action.INFER, F, "tenant", True),
-    "ModelStreamInfer": (Action.INFER, F, "tenant", True),
-    "ModelConfig": (Action.MANAGE, F, "admin operator", True),
-    "ModelStatistics": (Action.MANAGE, F, "admin operator", True),
-    "RepositoryIndex": (Action.MANAGE, F, "admin operator", False),
-    "RepositoryModelLoad": (Action.MANAGE, F, "admin", True),
-    "RepositoryModelUnload": (Action.MANAGE, F, "admin", True),
-    "TraceSetting": (Action.MANAGE, F, "admin", False),
-    "LogSettings": (Action.MANAGE, F, "admin", False),
-    "SystemSharedMemoryStatus": (Action.MANAGE, R, "", False),
-    "SystemSharedMemoryRegister": (Action.MANAGE, R, "", False),
-    "SystemSharedMemoryUnregister": (Action.MANAGE, R, "", False),
-    "CudaSharedMemoryStatus": (Action.MANAGE, R, "", False),
-    "CudaSharedMemoryRegister": (Action.MANAGE, R, "", False),
-    "CudaSharedMemoryUnregister": (Action.MANAGE, R, "", False),
+    # name: (action, disposition, roles, of these shown the whole server, names a model)
+    "ServerLive": (Action.HEALTH, A, "admin operator tenant", "", False),
+    "ServerReady": (Action.HEALTH, A, "admin operator tenant", "", False),
+    "ModelReady": (Action.METADATA, F, "admin operator tenant", "admin operator", True),
+    "ServerMetadata": (Action.METADATA, F, "admin operator tenant", "admin operator", False),
+    "ModelMetadata": (Action.METADATA, F, "admin operator tenant", "admin operator", True),
+    "ModelInfer": (Action.INFER, F, "tenant", "", True),
+    "ModelStreamInfer": (Action.INFER, F, "tenant", "", True),
+    "ModelConfig": (Action.MANAGE, F, "admin operator tenant", "admin operator", True),
+    "ModelStatistics": (Action.MANAGE, F, "admin operator tenant", "admin operator", True),
+    "RepositoryIndex": (Action.MANAGE, F, "admin operator tenant", "admin operator", False),
+    "RepositoryModelLoad": (Action.MANAGE, F, "admin", "admin", True),
+    "RepositoryModelUnload": (Action.MANAGE, F, "admin", "admin", True),
+    "TraceSetting": (Action.MANAGE, F, "admin", "admin", True),
+    "LogSettings": (Action.MANAGE, F, "admin", "admin", False),
+    "SystemSharedMemoryStatus": (Action.MANAGE, R, "", "", False),
+    "SystemSharedMemoryRegister": (Action.MANAGE, R, "", "", False),
+    "SystemSharedMemoryUnregister": (Action.MANAGE, R, "", "", False),
+    "CudaSharedMemoryStatus": (Action.MANAGE, R, "", "", False),
+    "CudaSharedMemoryRegister": (Action.MANAGE, R, "", "", False),
+    "CudaSharedMemoryUnregister": (Action.MANAGE, R, "", "", False),
 }
 
 
@@ -44,11 +44,23 @@ def test_every_rpc_of_the_service_has_a_row() -> None:
 @pytest.mark.parametrize("name", ROWS)
 def test_row(name: str) -> None:
     method = lookup(KSERVE + name)
-    assert (method.action, method.disposition, " ".join(sorted(method.roles)), method.by_model) == ROWS[name]
+    roles, whole = (" ".join(sorted(each)) for each in (method.roles, method.whole))
+    assert (method.action, method.disposition, roles, whole, method.by_model) == ROWS[name]
+    assert method.whole <= method.roles
     assert method.path == KSERVE + name
     assert method.name == name
     described = service().methods_by_name[name]
     assert method.streaming == (described.client_streaming or described.server_streaming)
+
+
+def test_where_no_name_means_every_model() -> None:
+    assert {method.name for method in METHODS.values() if method.all_models} == {"ModelStatistics", "TraceSetting"}
+
+
+def test_only_staff_is_shown_the_whole_server() -> None:
+    shown = {role: {m.name for m in METHODS.values() if m.shows_all(frozenset({role}))} for role in ROLES}
+    assert shown["tenant"] == set()
+    assert shown["operator"] < shown["admin"]
 
 
 def test_health_is_answered_by_the_sidecar() -> None:
