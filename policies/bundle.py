@@ -192,6 +192,8 @@ class _Compiler:
                 canary(model.canary),
                 model.digests,
                 self._pool(document, name, model),
+                round((model.on_cancel.stops_within or model.on_cancel.runs_on or 0) * 1e9),
+                runs_on=model.on_cancel.runs_on is not None,
             )
             for name, model in models.items()
         }

@@ -49,6 +49,7 @@ __all__ = [
 
 MODEL_NAME_LENGTH: Final = 256  # characters; Triton's own names are directory names
 DATA_CLASS_LENGTH: Final = 64
+LONGEST_RUN: Final = 3600.0  # seconds
 QUEUE_MAX: Final = 10.0  # seconds: longer, callers should be told to come back
 _RETENTION: Final = re.compile(r"([1-9][0-9]{0,4})d")
 
@@ -256,6 +257,21 @@ class PoolDoc(_Doc):
     concurrency: Count | None = None
 
 
+class OnCancelDoc(_Doc):
+    """What the model does when a call is cancelled: it stops within a time, or goes on, at most for a time."""
+
+    stops_within: Duration | None = None
+    runs_on: Duration | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.stops_within is None) == (self.runs_on is None):
+            raise ValueError("write either stops_within or runs_on")
+        if max(self.stops_within or 0, self.runs_on or 0) > LONGEST_RUN:
+            raise ValueError(f"a call holds what it held for at most {LONGEST_RUN:g}s after its cancel")
+        return self
+
+
 class ModelDoc(_Doc):
     """How one model is to be read and what it takes. Models that the file doesn't name are ``generic``."""
 
@@ -265,6 +281,7 @@ class ModelDoc(_Doc):
     max_tokens: Count = 4096
     groups: tuple[Name, ...] = Field(default=(), max_length=32)
     pool: PoolDoc = PoolDoc()
+    on_cancel: OnCancelDoc = OnCancelDoc(stops_within="500ms")
     classification: Annotated[bool, Field(strict=True)] = False  # true only where every output is numeric
     canary: CanaryDoc | None = None
     # By version, of its directory: for records where the sidecar can't read triton.model_repository itself.

@@ -116,7 +116,7 @@ class Governor:
         self._mode = mode
         self._lock = threading.Lock()
         self._live: dict[str, Recorded] = {}
-        self._running: dict[str, Reservation] = {}
+        self._running: dict[str, tuple[Reservation, int]] = {}  # with when (ns) Triton has ended it for certain
         self._owed = Owed()
         self._draining = False
         self.on_room: Callable[[], None] = _nobody_waits  # called whenever a call has given something back
@@ -169,6 +169,14 @@ class Governor:
                 return self.record(admission, at)
             case Refused() as refused:
                 return self.refuse(refused, at)
+
+    def try_open(self, call: Call, at: Instant) -> Recorded | Refused:
+        """As ``open``, but a quota's refusal that may be waited out (``queue_ns``) is not recorded: ask again."""
+        match self.admit(call, at):
+            case Admission() as admission:
+                return self.record(admission, at)
+            case Refused() as refused:
+                return refused if refused.denial.queue_ns else self.refuse(refused, at)
 
     def admit(self, call: Call, at: Instant) -> Admission | Refused:
         """Decide in memory, in the order of DESIGN §4. No await, no I/O; reserves only as its very last step."""
@@ -315,9 +323,15 @@ class Governor:
         return recorded.lost or spent or facts
 
     def sweep(self, at: Instant) -> None:
-        """Journal output that would fall behind, and endings that could not be; called every 50 ms by the runtime."""
+        """Journal output that would fall behind and endings that could not be; give back what ran on until now.
+
+        Called every 50 ms by the runtime.
+        """
         with self._lock:
             behind = [recorded for recorded in self._live.values() if recorded.lag(at)]
+            over = [call_id for call_id, (_, until_ns) in self._running.items() if until_ns <= at.mono_ns]
+        for call_id in over:
+            self.release(call_id, at)
         for recorded in behind:
             self._catch_up(recorded, at)
         self._owed.pay(self._ports.recorder)
@@ -354,7 +368,7 @@ class Governor:
                 held = self._ports.quotas.settle(reservation, usage, at, running=running)
                 usage = replace(usage, kv_byte_ms=held) if held else usage
                 if running:
-                    self._running[recorded.admission.call.id] = reservation
+                    self._running[recorded.admission.call.id] = reservation, at.mono_ns + _runs_on_ns(recorded, at)
             if not running:
                 self.on_room()
             if recorded.lost is not None and outcome.kind is OutcomeKind.COMPLETED and self._mode is Mode.ENFORCE:
@@ -375,12 +389,19 @@ class Governor:
         self._ports.reader.ended(recorded.admission, outcome, usage, at)
         return denial or recorded.lost if self._mode is Mode.ENFORCE else None
 
+    def resume(self, call_id: str, reservation: Reservation, at: Instant, runs_on_ns: int) -> None:
+        """Hold what a call of before a crash may hold on the GPU still."""
+        with self._lock:
+            self._ports.quotas.settle(reservation, Usage(), at, running=True)
+            self._running[call_id] = reservation, at.mono_ns + runs_on_ns
+
     def release(self, call_id: str, at: Instant) -> None:
         """Triton has ended a call that was settled while it ran on. Harmless for any other, and twice."""
         with self._lock:
-            reservation = self._running.pop(call_id, None)
-            if reservation is None:
+            found = self._running.pop(call_id, None)
+            if found is None:
                 return
+            reservation, _ = found
             self._ports.quotas.release(reservation, at)
         self.on_room()
 
@@ -393,6 +414,13 @@ class Governor:
         """Without its admission in the journal a call isn't open there, and its end has nothing to be joined to."""
         if ending.recorded.in_journal:
             self._owed.keep(ending)
+
+
+def _runs_on_ns(recorded: Recorded, at: Instant) -> int:
+    """How long after its cancel a call may hold what it held: by its model's profile and its own pace."""
+    profile = recorded.admission.verdict.profile
+    paced = recorded.remaining_ns(at) if profile.runs_on else None
+    return profile.stops_ns if paced is None else min(profile.stops_ns, paced + paced // 4)
 
 
 def _nobody_waits() -> None:

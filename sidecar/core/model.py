@@ -403,6 +403,9 @@ class ModelProfile(Struct, frozen=True):
 
     ``classification``: its outputs may be asked for as classes, because each of them is numeric. ``digests``: what is
     stated of its versions' directories.
+
+    ``stops_ns``: how long after a cancel the model may still hold what the call held. ``runs_on``: it looks at no
+    cancel, and that is the longest that it goes on; what the call's own pace makes more likely counts where known.
     """
 
     name: str
@@ -415,6 +418,8 @@ class ModelProfile(Struct, frozen=True):
     canary: Canary | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
     pool: PoolSize = PoolSize()
+    stops_ns: int = 500_000_000
+    runs_on: bool = False
 
 
 class AuditLevel(StrEnum):

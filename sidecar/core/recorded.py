@@ -17,6 +17,7 @@ __all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "Output", "Recorded"]
 # other half is the sweep's own period.
 OUTPUT_LAG_BYTES: Final = 16 * 1024
 OUTPUT_LAG_NS: Final = 50_000_000
+_PACED: Final = 4  # tokens after which a stream has a pace
 _BYTES_PER_TOKEN: Final = 4  # of English, as prompts are estimated (sidecar.triton.contracts)
 
 
@@ -129,6 +130,14 @@ class Recorded:
         """Prompt and output so far, and whether the backend counted the output."""
         output = self._counted if self._exact_out else self._estimated()
         return self._input_tokens + output, self._exact_out
+
+    def remaining_ns(self, at: Instant) -> int | None:
+        """How long it would go on at its own pace to all that was asked of it; None: it has no pace yet."""
+        facts, told = self.admission.facts, self._counted if self._exact_out else self._estimated()
+        if self._first_ns is None or told < _PACED:
+            return None
+        took = at.mono_ns - self.admission.call.arrived.mono_ns - self._first_ns
+        return max(0, facts.requested_tokens * facts.sequences - told) * took // (told - 1)
 
     def usage(self, at: Instant) -> Usage:
         return Usage(

@@ -30,6 +30,7 @@ from sidecar.telemetry.instruments import registry
 from sidecar.telemetry.shipfile import ShipFile, watch_ship
 from sidecar.transports.budget import Budget
 from sidecar.transports.context import Bounds, Services
+from sidecar.transports.waiting import WaitingRoom
 
 _LOG: Final = logging.getLogger("warden.lifecycle")
 SWEEP: Final = 0.05  # seconds: half of the 100 ms that the journal may be behind (DESIGN rule 6)
@@ -48,6 +49,8 @@ class Sidecar:
         self._announcer = Announcer(self.rooms.recorder.event, self.rooms.instruments.unrecorded)
         self._policy = PolicyWatch(settings, self.rooms.policies, self.rooms.instruments, self._announcer)
         self.budget = Budget(settings.bounds.buffer_bytes)
+        self._waiting = WaitingRoom()
+        self.rooms.governor.on_room = self._waiting.wake
         self._probe = UpstreamProbe(settings.triton.grpc, self.rooms.restricted)
         self._learner = Learner(TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models)
         self._shipper = Shipper(*ship)
@@ -83,6 +86,7 @@ class Sidecar:
             crashed=self._crashed,
             cut_off=self._cut_off,
             models=rooms.models,
+            waiting=self._waiting,
         )
 
     # --- in and out ------------------------------------------------------------------------------------------------

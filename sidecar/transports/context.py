@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from sidecar.transports.budget import Budget
+    from sidecar.transports.waiting import WaitingRoom
 
 Header = tuple[str, bytes | str]
 
@@ -98,6 +99,7 @@ class Services:
     ready: Callable[[], bool]
     crashed: Callable[[str, BaseException], None]  # the crash barrier's witness: counts and logs
     cut_off: Callable[[str], None]  # counts clients cut off, by why
+    waiting: WaitingRoom
     models: ModelBook = NO_MODELS  # what is public of each model to those who may use it
 
 

@@ -10,7 +10,7 @@ from sidecar.core.governor import Mode, Recorded, Refused
 from sidecar.core.model import Action, Call, Denial, Forward, Outcome, OutcomeKind, ResponseFacts, Secret
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render
-from sidecar.transports.context import Services
+from sidecar.transports.context import RpcContext, Services
 from sidecar.triton import status as triton_status
 from sidecar.triton.answers import reworded
 from sidecar.triton.errors import Said, said_by
@@ -34,13 +34,25 @@ class UpstreamEnd(Struct, frozen=True):
 class Exchange:
     """A call's life on either wire: ``open``, ``deliver``…, then one of the endings. All ends settle."""
 
-    __slots__ = ("_services", "call", "error", "recorded")
+    __slots__ = ("_services", "call", "error", "forwarded", "recorded")
 
     def __init__(self, services: Services, call: Call) -> None:
         self._services = services
         self.call = call
         self.recorded: Recorded | None = None
+        self.forwarded = False  # Triton was sent it, and has not been seen to end it
         self.error: str | None = None  # the last in-band one; a decoupled model may go on after it
+
+    async def opened(self, context: RpcContext) -> Forward | Denial:
+        """As ``open``, but a call that its plan lets wait for room waits, no longer than its deadline allows."""
+        governor, now = self._services.governor, self._services.now
+        found = governor.try_open(self.call, now())
+        if isinstance(found, Refused) and found.denial.queue_ns:
+            found = await self._services.waiting.admit(governor, found, now, context.deadline_ns)
+        if isinstance(found, Recorded):
+            self.recorded = found
+            return found.admission.forward
+        return found.denial
 
     def open(self) -> Forward | Denial:
         """Admit and record. A Denial is recorded already and only wants telling."""
@@ -88,12 +100,14 @@ class Exchange:
 
     def complete(self) -> Denial | None:
         """All was delivered. A Denial: its outcome could not be recorded, so the client must not be told OK."""
+        self.forwarded = False
         return self._settle(Outcome(OutcomeKind.COMPLETED))
 
     def ended(self, end: UpstreamEnd) -> render.Status:
         """The upstream RPC is over; what the client's RPC ends with."""
         if end.denial is not None:
             return render.status(self.failed(end.denial), self.call.id)
+        self.forwarded = False
         if end.code == Code.OK:
             denial = self.complete()
             return render.OK if denial is None else render.status(denial, self.call.id)
@@ -108,6 +122,7 @@ class Exchange:
         A Denial is what the client is told instead of Triton's own text: as for a unary call, ``ended``.
         """
         told = triton_status.translate_in_band(text, self._said())
+        self.forwarded = False
         denial = self._settle(_failure(told, text))
         return denial or _denial(told)
 
@@ -142,7 +157,7 @@ class Exchange:
 
     def _settle(self, outcome: Outcome) -> Denial | None:
         assert self.recorded is not None
-        return self._services.governor.settle(self.recorded, outcome, self._services.now())
+        return self._services.governor.settle(self.recorded, outcome, self._services.now(), running=self.forwarded)
 
 
 def _failure(told: triton_status.Translated, text: str) -> Outcome:

@@ -160,7 +160,11 @@ class StreamRelay:
         """Open call ``n``; a status where its refusal ends the whole RPC (a credential's failure, DESIGN §6)."""
         services = self._services
         exchange = Exchange(services, self._context.streamed(n, message, services.now(), services.ids.span()))
-        opened = exchange.open()
+        try:
+            opened = await exchange.opened(self._context)
+        except BaseException:  # cancelled while it waited for room
+            self._release(exchange)
+            raise
         if isinstance(opened, Denial):
             self._release(exchange)
             if REASONS[opened.reason].code is Code.UNAUTHENTICATED:
@@ -232,6 +236,7 @@ class StreamRelay:
         # empty final response only if it asked too. Where it said no, the entry that is appended is what counts.
         suffix = forward.suffix if exchange.wants_empty_final else forward.suffix + EMPTY_FINAL_SUFFIX
         metadata = upstream_metadata(exchange.recorded.admission)
+        exchange.forwarded = True
         if part.seat is None:
             return self._upstream.stream(exchange.call.method, forward.message, suffix, metadata)
         await part.seat.begin(exchange.call.method, forward.message, suffix, metadata)

@@ -68,7 +68,7 @@ async def serve(
     call: UpstreamCall | None = None
     try:
         async with asyncio.timeout(context.remaining(services.now())):
-            opened = exchange.open()
+            opened = await exchange.opened(context)
             if isinstance(opened, Denial):
                 return Answer(None, render.status(opened, context.id))
             denial = await durable(services, exchange)
@@ -96,6 +96,7 @@ async def serve(
 def _forward(exchange: Exchange, upstream: Upstream, forward: Forward) -> UpstreamCall:
     assert exchange.recorded is not None
     metadata = upstream_metadata(exchange.recorded.admission)
+    exchange.forwarded = True
     return upstream.unary(exchange.call.method, forward.message, forward.suffix, metadata)
 
 

@@ -19,11 +19,12 @@ from sidecar.transports.exchange import UpstreamEnd
 from sidecar.triton.methods import KSERVE, METHODS
 from sidecar.triton.protos import ModelStreamInferResponse
 from sidecar.triton.reader import TritonReader
-from tests.support.core import Clock, FakePorts, Stage
+from tests.support.core import Clock, FakePorts, Stage, later
 
 if TYPE_CHECKING:
     from sidecar.core.governor import Recorded
-    from sidecar.transports.upstream import Metadata, Upstream, UpstreamCall
+from sidecar.transports.upstream import Metadata, Upstream, UpstreamCall
+from sidecar.transports.waiting import WaitingRoom
 
 MODEL_INFER = METHODS[KSERVE + "ModelInfer"]
 STREAM_INFER = METHODS[KSERVE + "ModelStreamInfer"]
@@ -81,6 +82,7 @@ class World:
             ready=lambda: self.ready,
             crashed=lambda _, fault: self.crashes.append(fault),
             cut_off=self.cut_off.append,
+            waiting=WaitingRoom(),
         )
 
     def _durable(self, recorded: Recorded) -> Future[Denial | None] | None:
@@ -98,6 +100,7 @@ class World:
     def assert_even(self) -> None:
         """Nothing is held any more, and every admitted call has just one outcome."""
         assert self.budget.used == 0
+        self.stage.governor.sweep(later(1e9))  # by then Triton has ended all that was cancelled
         assert not self.ports.held
         assert self.stage.governor.in_flight == 0
         admitted = [entry.call.id for kind, entry in self.ports.entries if kind == "admitted"]  # type: ignore[attr-defined]

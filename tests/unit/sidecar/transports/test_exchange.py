@@ -11,7 +11,7 @@ from sidecar.core.model import RESTRICTED, Denial, Forward
 from sidecar.core.reasons import Code, Reason
 from sidecar.transports.exchange import CRASHED, DRAINED, Exchange, UpstreamEnd
 from tests.support import kserve
-from tests.support.core import FakePorts
+from tests.support.core import FakePorts, later
 from tests.support.wire import MODEL_INFER, World
 
 REQUEST: bytes = kserve.chat(b"hello").SerializeToString()
@@ -150,3 +150,24 @@ def test_a_full_queue_may_be_tried_again() -> None:
     status = opened(World()).ended(UpstreamEnd(14, "Exceeds maximum queue size"))
     assert status.code == Code.RESOURCE_EXHAUSTED
     assert status.message.endswith("retry in 1s")
+
+
+def test_what_a_cancelled_call_holds_is_held_until_triton_has_ended_it() -> None:
+    world = World()
+    exchange = opened(world)
+    exchange.forwarded = True
+    exchange.failed(Denial(Reason.CLIENT_CANCELLED))
+    assert len(world.ports.held) == 1
+    world.stage.governor.sweep(later(499))
+    assert world.stage.governor.running_on == 1
+    world.stage.governor.sweep(later(500))
+    assert not world.ports.held
+
+
+@pytest.mark.parametrize("ending", [row[1] for row in ENDINGS[:4]], ids=[row[0] for row in ENDINGS[:4]])
+def test_what_triton_ended_itself_is_given_back_at_once(ending: Callable[[Exchange], object]) -> None:
+    world = World()
+    exchange = opened(world)
+    exchange.forwarded = True
+    ending(exchange)
+    assert not world.ports.held
