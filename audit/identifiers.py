@@ -119,7 +119,9 @@ def _cards(text: str) -> Iterator[tuple[int, int]]:
         groups = list(_GROUPS.finditer(text, run.start(), run.end()))
         at = 0
         while at < len(groups):
-            taken = next((n for n in (5, 4, 3, 1) if _card_at(groups, at, n)), 0)
+            size = groups[at].end() - groups[at].start()
+            counts = (5, 4, 3) if size == 4 else (1,) if size >= 12 else ()
+            taken = next((n for n in counts if _card_at(groups, at, n)), 0)
             if taken:
                 yield groups[at].start(), groups[at + taken - 1].end()
             at += taken or 1

@@ -79,10 +79,17 @@ def _finders() -> tuple[_Finder, ...]:
     )
 
 
+# Where digits stand close enough to be such a number, with what may be a part of it before and after.
+_DIGITS: Final = re.compile(r"\d(?:\D{0,3}\d){4,}")
+_BEFORE, _AFTER = 8, 4
+
+
 def national_ids(text: str) -> Iterator[tuple[int, int]]:
     """Start and end of each number in ``text`` that some country would have given out."""
-    for finder in _finders():
-        for found in finder.shape.finditer(text):
-            near = finder.names is None or finder.names.search(text, max(0, found.start() - CONTEXT), found.start())
-            if near and finder.valid(found.group()):
-                yield found.span()
+    for digits in _DIGITS.finditer(text):
+        first, last = max(0, digits.start() - _BEFORE), digits.end() + _AFTER
+        for finder in _finders():
+            for found in finder.shape.finditer(text, first, last):
+                near = finder.names is None or finder.names.search(text, max(0, found.start() - CONTEXT), found.start())
+                if near and finder.valid(found.group()):
+                    yield found.span()

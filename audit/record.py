@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from sidecar.core.model import Redaction
+from sidecar.core.model import Finding, Redaction
 
 __all__ = [
     "Admitted",
@@ -90,6 +90,7 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     narrowed: list[str] | None = None  # models that the credential itself was for; None: all of its tenant's
     classes: list[str] = []  # data classes as the call and its credential said them
     would_rule: str = ""  # that did not enforce ``would_refuse``
+    findings: tuple[Finding, ...] = ()  # of the guards on prompts
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):
@@ -141,6 +142,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     model_version: str = ""  # that answered
     model_digest: str = ""  # of that version's directory; "": not known
     quoted: Content = Content()  # Triton's words that the client was not told; the bytes at level ``full`` only
+    findings: tuple[Finding, ...] = ()  # of the guards on outputs
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag="event"):

@@ -22,6 +22,7 @@ from sidecar.core.model import (
     Call,
     Denial,
     Durability,
+    Finding,
     InferenceFacts,
     Instant,
     Outcome,
@@ -95,6 +96,7 @@ class JournalRecorder:
             bundle=admission.verdict.bundle,
             prompt=_prompt(admission.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
             would_refuse=admission.would_refuse,
+            findings=admission.findings,
             may_trace=admission.verdict.may_trace,
             verdict=admission.verdict,
             resident=not _elsewhere(admission.would_refuse),
@@ -117,6 +119,7 @@ class JournalRecorder:
             bundle=refused.bundle,
             prompt=_prompt(refused.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
             would_refuse=None,
+            findings=refused.findings,
             # Without a principal there is no tenant whose telemetry it would be, and its message was not read.
             may_trace=refused.principal is None if verdict is None else verdict.may_trace,
             verdict=verdict,
@@ -156,6 +159,7 @@ class JournalRecorder:
             model_version=usage.model_version,
             model_digest=self._answered_by(recorded, usage.model_version),
             quoted=self._quoted(outcome.quoted, recorded.admission.verdict.audit.level),
+            findings=recorded.findings,
         )
         return self._write(entry, closes=call_id, reserve=True)
 
@@ -305,6 +309,7 @@ def _facts(
     bundle: str,
     prompt: Content,
     would_refuse: Denial | None,
+    findings: tuple[Finding, ...],
     may_trace: bool,
     verdict: Verdict | None,
     resident: bool = True,
@@ -354,6 +359,7 @@ def _facts(
         None if principal.models is None else list(principal.models),
         _classes(call, principal),
         would_refuse.rule if would_refuse is not None else "",
+        findings,
     )
 
 

@@ -17,7 +17,7 @@ from audit import identifiers
 from audit.identifiers import CLASSES, Span
 from sidecar.core.model import Redaction
 
-__all__ = ["CUT", "PATTERN_CHARS", "Redacted", "Redactor", "redactor", "rule_fault"]
+__all__ = ["CUT", "PATTERN_CHARS", "Redacted", "Redactor", "finder", "redactor", "rule_fault"]
 
 _REGIONS: Final = frozenset(phonenumbers.SUPPORTED_REGIONS)  # whose ways of writing phone numbers are known
 PATTERN_CHARS: Final = 256
@@ -109,6 +109,14 @@ class Redactor:
 def redactor(rules: tuple[Redaction, ...], key: bytes) -> Redactor:
     """``Redactor``, kept: a tenant's rules are the same call after call."""
     return Redactor(rules, key)
+
+
+def finder(kind: str, pattern: str = "") -> Callable[[str], bool]:
+    """Whether a text holds an identifier of a class of ours, or matches ``pattern``."""
+    if pattern:
+        compiled = _compiled(pattern)
+        return lambda text: compiled.search(text) is not None
+    return lambda text: next(identifiers.find(identifiers.plain(text), kind), None) is not None
 
 
 def _finder(rule: Redaction) -> Callable[[str], Iterator[Span]]:

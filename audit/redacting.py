@@ -56,7 +56,7 @@ class _Redacting:
             self._text(name): self._text(value) if isinstance(value, str) else value
             for name, value in facts.parameters.items()
         }
-        changes["prompt"] = self._prompt(facts.prompt)
+        changes["prompt"] = self._content(facts.prompt)
         facts = msgspec.structs.replace(facts, **changes)
         end, output = self._end(record.end), record.output
         if isinstance(end, Settled):
@@ -73,16 +73,16 @@ class _Redacting:
     def _bytes(self, data: bytes, *, open_end: bool = False) -> bytes:
         return self._text(data.decode("utf-8", "surrogateescape"), open_end=open_end).encode("utf-8", "surrogateescape")
 
-    def _prompt(self, prompt: Content) -> Content:
-        """Each part by itself: they are the elements of the prompt tensor."""
-        if prompt.parts is None:
-            return prompt
-        cut = sum(map(len, prompt.parts)) < prompt.nbytes
-        last = len(prompt.parts) - 1
-        parts = [self._bytes(part, open_end=cut and n == last) for n, part in enumerate(prompt.parts)]
-        if parts == prompt.parts:
-            return prompt
-        return Content(prompt.nbytes, b"" if cut else _digest(parts), parts)
+    def _content(self, content: Content) -> Content:
+        """Each part by itself: a prompt's are the elements of its tensor."""
+        if content.parts is None:
+            return content
+        cut = sum(map(len, content.parts)) < content.nbytes
+        last = len(content.parts) - 1
+        parts = [self._bytes(part, open_end=cut and n == last) for n, part in enumerate(content.parts)]
+        if parts == content.parts:
+            return content
+        return Content(content.nbytes, b"" if cut else _digest(parts), parts)
 
     def _end(self, end: Settled | Refused) -> Settled | Refused:
         """Texts of others' making, which may quote the caller's own."""
@@ -90,7 +90,7 @@ class _Redacting:
             name: self._text(getattr(end, name)) for name in ("internal", "detail") if hasattr(end, name)
         }
         if isinstance(end, Settled):
-            words["quoted"] = self._prompt(end.quoted)
+            words["quoted"] = self._content(end.quoted)
         return msgspec.structs.replace(end, **words)
 
     def _output(self, end: Settled, output: list[bytes]) -> tuple[Settled, list[bytes]]:

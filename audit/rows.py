@@ -28,7 +28,7 @@ CALL_COLUMNS: Final = (
     "output_sealed", "output_bytes", "output_sha256", "output_truncated", "input_tokens", "output_tokens",
     "input_exact", "output_exact", "responses", "response_bytes", "ttft_ns", "duration_ns", "model_version",
     "model_digest", "error_sealed", "error_bytes",
-    "redacted", "sanitised", "evidence",
+    "findings", "redacted", "sanitised", "evidence",
 )  # fmt: skip
 
 _NONE: Final[Mapping[str, int]] = {}
@@ -93,8 +93,9 @@ def call_row(record: CallRecord, sealer: ContentSealer, redacted: Mapping[str, i
     altered = clean.changed
     kept = evidence(record) if altered else None
     nbytes = 800 + sum(map(len, filter(None, (prompt_sealed, output_sealed, error_sealed))))
-    counted = _jsonb(msgspec.json.encode(dict(redacted)))
-    return CallRow(record.sequence, started, call_id, (*values, counted, altered, kept), nbytes)
+    found = record.facts.findings + (record.end.findings if isinstance(record.end, Settled) else ())
+    added = (_jsonb(msgspec.json.encode(found)), _jsonb(msgspec.json.encode(dict(redacted))))
+    return CallRow(record.sequence, started, call_id, (*values, *added, altered, kept), nbytes)
 
 
 def _call_part(record: CallRecord, clean: Cleaner, started: datetime, call_id: str, tenant: str) -> tuple[Any, ...]:

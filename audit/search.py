@@ -26,6 +26,7 @@ PAGE: Final = 200  # records fetched at once by a word search
 STATEMENT_MS: Final = 30_000
 
 _SEALED: Final = ("prompt_sealed", "output_sealed", "error_sealed")
+_FINDING: Final = ("guard", "on", "verdict", "enforced")
 _EXACT: Final = {
     "tenant": "tenant",
     "model": "model",
@@ -151,6 +152,7 @@ class Found:
             "route": c["route"] or None,
             "route_why": c["route_why"] or None,
             "would_refuse": c["would_refuse"] or None,  # what mode observe did not enforce
+            "findings": [dict(zip(_FINDING, found, strict=True)) for found in c["findings"]],  # of guards
             "redacted": c["redacted"],  # identifiers taken out before it was stored, by class
             "would_refuse_rule": c["decision"].get("would_rule") or None,
             "evidence": c["decision"].get("evidence") or None,  # what agreed on the region

@@ -76,6 +76,7 @@ audit_calls: Final = sa.Table(
     _flag("output_exact"),
     sa.Column("ttft_ns", sa.BigInteger),
     _count("duration_ns"),
+    sa.Column("findings", JSONB, nullable=False, server_default="[]"),  # [guard, on, verdict, enforced] each
     sa.Column("redacted", JSONB, nullable=False, server_default="{}"),  # identifiers taken out, by class
     _flag("sanitised"),  # a column differs from what was journaled; evidence holds the original
     sa.Column("evidence", BYTEA),

@@ -32,6 +32,7 @@ __all__ = [
     "ClassDoc",
     "DataClassDoc",
     "GrantDoc",
+    "GuardDoc",
     "KeyDoc",
     "KvDoc",
     "LimitsDoc",
@@ -509,6 +510,43 @@ class GrantDoc(_Dated):
 Grant = Annotated[GrantDoc, BeforeValidator(_as_grant, json_schema_input_type=ModelPattern | GrantDoc)]
 
 
+class GuardDoc(_Doc):
+    """Finds something in a tenant's prompts or outputs: an identifier of a class, a pattern (RE2), or a long prompt.
+
+    ``then: deny`` refuses the call, or cuts the output off; ``flag`` says so on its record. ``shadow``: recorded only.
+    """
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+    on: Literal["prompt", "output"]
+    classes: tuple[str, ...] = Field((), max_length=16)
+    patterns: tuple[str, ...] = Field((), max_length=64)
+    longer_than: Annotated[int, Field(gt=0, strict=True)] | None = None  # characters
+    then: Literal["deny", "flag"]
+    shadow: Annotated[bool, Field(strict=True)] = False
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if not (self.classes or self.patterns or self.longer_than):
+            raise ValueError("looks for nothing; give it classes, patterns or longer_than")
+        if self.longer_than is not None and self.on == "output":
+            raise ValueError("longer_than is for prompts; how long an output may be is the request's max_tokens")
+        if self.classes or self.patterns:
+            rule_fault = importlib.import_module("audit.redact").rule_fault  # as RedactDoc
+            faults = [rule_fault(kind, "", ()) for kind in self.classes]
+            faults += [rule_fault(self.id, pattern, ()) for pattern in self.patterns]
+            for fault in filter(None, faults):
+                raise ValueError(fault)
+        return self
+
+
+def _ids_once(guards: tuple[GuardDoc, ...]) -> tuple[GuardDoc, ...]:
+    ids = [guard.id for guard in guards]
+    twice = sorted({each for each in ids if ids.count(each) > 1})
+    if twice:
+        raise ValueError(f"the id {twice[0]} stands twice")
+    return guards
+
+
 class KeyDoc(_Dated):
     """What one API key, by its name, is narrowed to; what isn't written is the tenant's."""
 
@@ -529,6 +567,7 @@ class TenantDoc(_Dated):
     keys: dict[Annotated[str, Field(min_length=1, max_length=256)], KeyDoc] = Field(default={}, max_length=1000)
     residency: ResidencyDoc
     audit: AuditDoc
+    guards: Annotated[tuple[GuardDoc, ...], AfterValidator(_ids_once)] = Field((), max_length=64)
 
 
 # --- tests/*.yaml --------------------------------------------------------------------------------------------------

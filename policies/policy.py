@@ -216,6 +216,7 @@ class LoadedPolicy:
             may_trace=healthy and residency.traced(tenant.residency, asked.classes, self._place),
             would_refuse=shadow,
             alias=asked.alias,
+            guards=tenant.guards if asked.action is Action.INFER else None,
         )
 
     def _asked(self, principal: Principal, tenant: Tenant, call: Call, head: Head, at: float) -> _Asked:

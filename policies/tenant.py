@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from policies import limits
 from policies.document import GrantDoc, KeyDoc, PlanDoc, ResidencyDoc, TenantDoc
+from policies.guards import Guards, compile_guards
 from policies.residency import Residency, Rules
 from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits, Redaction
 
@@ -69,6 +70,7 @@ class Tenant:
     period: Period = ALWAYS
     later: tuple[tuple[float, Limits], ...] = ()
     keys: Mapping[str, KeyRule] | None = None  # by the key's name; None: none is narrowed
+    guards: Guards | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)  # its plan's: the name asked for → the model that answers
 
     @property
@@ -133,6 +135,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
         later=later,
         keys={key: _key(rule) for key, rule in doc.keys.items()} or None,
         aliases={} if plan is None else plan.aliases,
+        guards=compile_guards(doc.guards),
     )
 
 

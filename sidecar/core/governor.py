@@ -22,6 +22,7 @@ from sidecar.core.model import (
     Demand,
     Denial,
     Disposition,
+    Finding,
     Forward,
     Head,
     InferenceFacts,
@@ -87,6 +88,7 @@ class Refused:
     head: Head = NO_HEAD
     verdict: Verdict | None = None
     facts: InferenceFacts = NO_FACTS
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ class Governor:
             except MalformedRequest as fault:
                 d.unreadable(fault)
             d.routed()
+            d.guarded()
         forward = d.isolated(reader.isolate(call, d.who, d.facts, d.allowed, at, self._sees(d.policy, d.who)))
         demand = reader.demand(d.facts, d.allowed.profile) if call.method.action is Action.INFER else Demand()
         who, allowed = d.who, d.allowed
@@ -216,8 +219,8 @@ class Governor:
             )  # fmt: skip
         if isinstance(held, Denial):
             raise _Stop(held)
-        would_refuse = d.denial or d.allowed.would_refuse or held.over
-        return Admission(call, d.who, d.allowed, d.facts, forward, held, would_refuse, PROOF)
+        would_refuse = d.denial or d.allowed.would_refuse or d.shadowed or held.over
+        return Admission(call, d.who, d.allowed, d.facts, forward, held, would_refuse, PROOF, d.findings)
 
     def _identify(self, call: Call, at: Instant) -> Principal | Denial:
         if isinstance(call.credential, Denial):
@@ -318,9 +321,22 @@ class Governor:
                 spent = self._ports.quotas.grow(admission.reservation, tokens, at, exact=exact)
         if behind:
             self._catch_up(recorded, at)
+        forbidden = None
+        if recorded.watch is not None and facts.texts:
+            forbidden = self._watched(recorded, facts)
         if self._mode is Mode.OBSERVE:
             return facts
-        return recorded.lost or spent or facts
+        return recorded.lost or forbidden or spent or facts
+
+    def _watched(self, recorded: Recorded, facts: ResponseFacts) -> Denial | None:
+        """What guards find in the output so far; a Denial cuts it off before this piece of it is sent."""
+        assert recorded.watch is not None
+        found = recorded.watch.feed(facts.texts)
+        if self._mode is Mode.OBSERVE:
+            found = tuple(map(_unenforced, found))
+        recorded.findings += found
+        denying = next((finding for finding in found if finding.enforced == "deny"), None)
+        return None if denying is None else _forbidden(denying, "the output")
 
     def sweep(self, at: Instant) -> None:
         """Journal output that would fall behind and endings that could not be; give back what ran on until now.
@@ -423,6 +439,14 @@ def _runs_on_ns(recorded: Recorded, at: Instant) -> int:
     return profile.stops_ns if paced is None else min(profile.stops_ns, paced + paced // 4)
 
 
+def _forbidden(finding: Finding, what: str) -> Denial:
+    return Denial(Reason.POLICY_FORBIDS, f"{what} holds what this tenant's guards deny", rule=f"guards.{finding.guard}")
+
+
+def _unenforced(finding: Finding) -> Finding:
+    return replace(finding, enforced="none")
+
+
 def _nobody_waits() -> None:
     """No wire has asked to be told yet."""
 
@@ -434,7 +458,18 @@ def _unrecorded(denial: Denial) -> Outcome:
 class _Decision:
     """What one admission has learnt so far; in ``observe`` the first refusal is kept instead of raised."""
 
-    __slots__ = ("_verdict", "call", "denial", "facts", "head", "observe", "policy", "principal")
+    __slots__ = (
+        "_verdict",
+        "call",
+        "denial",
+        "facts",
+        "findings",
+        "head",
+        "observe",
+        "policy",
+        "principal",
+        "shadowed",
+    )
 
     def __init__(self, call: Call, policy: Policy, *, observe: bool) -> None:
         self.call, self.policy, self.observe = call, policy, observe
@@ -442,6 +477,8 @@ class _Decision:
         self.head = NO_HEAD
         self.facts = NO_FACTS
         self.denial: Denial | None = None
+        self.shadowed: Denial | None = None
+        self.findings: tuple[Finding, ...] = ()
         self._verdict: Verdict | None = None
 
     @property
@@ -489,6 +526,18 @@ class _Decision:
             )  # fmt: skip
             self._verdict = replace(verdict, route=picked)
 
+    def guarded(self) -> None:
+        """What the tenant's guards find in the prompt; the first that denies it refuses the call."""
+        if self.allowed.guards is None:
+            return
+        found = self.allowed.guards.prompt(self.facts)
+        self.findings = tuple(map(_unenforced, found)) if self.observe else found
+        denying = [(_forbidden(each, "the prompt"), each.enforced) for each in found if each.verdict == "deny"]
+        self.shadowed = next((denial for denial, enforced in denying if enforced == "none"), None)
+        for denial, enforced in denying:
+            if enforced == "deny":
+                self._refuse(denial)
+
     def isolated(self, forward: Forward | Denial) -> Forward:
         if isinstance(forward, Denial):
             self._refuse(forward)
@@ -503,4 +552,6 @@ class _Decision:
         self._refuse(barred or Denial(fault.reason, fault.detail, rule="message"))
 
     def refused(self, denial: Denial) -> Refused:
-        return Refused(self.call, denial, self.policy.digest, self.principal, self.head, self._verdict, self.facts)
+        return Refused(
+            self.call, denial, self.policy.digest, self.principal, self.head, self._verdict, self.facts, self.findings
+        )

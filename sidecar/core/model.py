@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sidecar.core.reasons import REASONS, Code, Reason
+
+if TYPE_CHECKING:
+    from sidecar.core.ports import Guards
 from sidecar.core.routing import NO_ROUTE, Canary, Route
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "Denial",
     "Disposition",
     "Durability",
+    "Finding",
     "Forward",
     "Head",
     "InferenceFacts",
@@ -459,6 +463,15 @@ class AuditRule(Struct, frozen=True):
     searchable: bool = False
 
 
+class Finding(Struct, frozen=True, array_like=True):
+    """What a guard found in a call's content. ``enforced`` stands apart: "none" in shadow and in mode ``observe``."""
+
+    guard: str
+    on: str  # prompt | output
+    verdict: str  # deny | flag
+    enforced: str  # deny | flag | none
+
+
 class Verdict(Struct, frozen=True):
     """An allow: the rule that decided, and what the bundle says of this tenant and model.
 
@@ -478,6 +491,7 @@ class Verdict(Struct, frozen=True):
     alias: str = ""
     route: Route = NO_ROUTE
     model_limits: Limits | None = None  # of this tenant and this model together, beside ``limits``
+    guards: Guards | None = None  # what the prompt and the output may hold; None: whatever they like
 
 
 # --- what it holds and how it ends --------------------------------------------------------------------------------
@@ -552,6 +566,7 @@ class Admission(Struct, frozen=True):
     reservation: Reservation
     would_refuse: Denial | None
     proof: object
+    findings: tuple[Finding, ...] = ()  # of the guards on prompts
 
     def __post_init__(self) -> None:
         if self.proof is not PROOF:

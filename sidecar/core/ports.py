@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sidecar.core.governor import Output, Recorded, Refused
     from sidecar.core.model import (
         Admission,
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
         Credential,
         Demand,
         Denial,
+        Finding,
         Forward,
         Head,
         InferenceFacts,
@@ -102,6 +105,24 @@ class Reader(Protocol):
 
     def response(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:
         """One response message; ``nbytes`` is its length, as Triton sent it. Never raises: Triton is not the caller."""
+        ...
+
+
+class Watch(Protocol):
+    """Follows one call's output."""
+
+    def feed(self, texts: Sequence[bytes]) -> tuple[Finding, ...]:
+        """What is found now that ``texts`` follow all before them."""
+        ...
+
+
+class Guards(Protocol):
+    """What a tenant's content may hold (``policies.guards``). Pure; bounded time for any length."""
+
+    def prompt(self, facts: InferenceFacts) -> tuple[Finding, ...]: ...
+
+    def watch(self) -> Watch | None:
+        """For one call's output; None: nothing looks at it."""
         ...
 
 

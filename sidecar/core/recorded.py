@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from sidecar.core.model import NO_FACTS, Admission, Denial, Forward, Instant, ResponseFacts, Usage, replace
+from sidecar.core.model import NO_FACTS, Admission, Denial, Finding, Forward, Instant, ResponseFacts, Usage, replace
 
 __all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "Output", "Recorded"]
 
@@ -47,10 +47,12 @@ class Recorded:
         "_version",
         "admission",
         "delivered_bytes",
+        "findings",
         "in_journal",
         "in_order",
         "lost",
         "settled",
+        "watch",
     )
 
     def __init__(self, admission: Admission, at: Instant) -> None:
@@ -61,6 +63,9 @@ class Recorded:
         # Held over taking output and journaling it: the sweep's thread must not be overtaken by the call's own, or
         # what it took would stand behind what came after it (or behind the outcome), where nobody joins it any more.
         self.in_order = threading.Lock()
+        guards = admission.verdict.guards
+        self.watch = None if guards is None else guards.watch()
+        self.findings: tuple[Finding, ...] = ()  # of the guards on outputs
         self.lost: Denial | None = None  # why output that was taken could not be journaled
         self._digest = hashlib.sha256()
         self._pending: list[bytes] = []

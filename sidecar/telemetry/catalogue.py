@@ -210,6 +210,14 @@ _CALLS: Final = (
 )
 
 _AUDIT: Final = (
+    _counter(
+        "warden_guard_findings_total",
+        "What guards found in prompts and outputs, and what was done about it.",
+        ("on", "verdict", "enforced"),
+        on=("prompt", "output"),
+        verdict=("deny", "flag"),
+        enforced=("deny", "flag", "none"),
+    ),
     _counter("warden_unrecorded_entries_total", "Journal entries that could not be written."),
     _gauge("warden_journal_state", "1 for the state the journal is in: open, full or failed.", ("state",)),
     _gauge("warden_journal_bytes", "Bytes the journal's segments take on disk.", unit="bytes"),

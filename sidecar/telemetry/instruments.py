@@ -175,6 +175,7 @@ class PrometheusInstruments(Collector):
     def admitted(self, admission: Admission) -> None:
         with self._lock:
             self._tenant(admission.principal.tenant).in_flight.value += 1
+            self._found(admission.findings)
 
     def refused(self, refused: Refused, *, enforced: bool) -> None:
         reason = refused.denial.reason
@@ -186,6 +187,7 @@ class PrometheusInstruments(Collector):
             self._refusals[enforced][reason].value += 1
             if not enforced:
                 return  # the call goes on, and is counted when it ends
+            self._found(refused.findings)
             tenant = self._tenant(refused.principal.tenant if known and refused.principal else NO_TENANT)
             tenant.calls[infer, OutcomeKind.REFUSED].value += 1
             self._method(method.path)[OutcomeKind.REFUSED].value += 1
@@ -203,6 +205,7 @@ class PrometheusInstruments(Collector):
         with self._lock:
             tenant = self._tenant(admission.principal.tenant)
             tenant.in_flight.value -= 1
+            self._found(recorded.findings)
             tenant.calls[infer, kind].value += 1
             self._method(call.method.path)[kind].value += 1
             if outcome.quoted is not None:
@@ -263,6 +266,10 @@ class PrometheusInstruments(Collector):
 
     def _method(self, path: str) -> dict[OutcomeKind, _Cell]:
         return self._methods.get(path, self._unknown_method)
+
+    def _found(self, findings: tuple[model.Finding, ...]) -> None:
+        for found in findings:
+            self._board.cells["warden_guard_findings_total"][found.on, found.verdict, found.enforced].value += 1
 
     def _timed(self, tenant: _Tenant, admission: Admission, usage: Usage) -> None:
         call = admission.call

@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
-from policies.document import AuditDoc
+from policies.document import AuditDoc, GuardDoc
 from sidecar.runtime.settings import IdentitySection, ListenerSection, ListenSection, TritonSection
 
 README = Path(__file__).parents[2] / "README.md"
@@ -27,6 +27,7 @@ def test_an_example_is_accepted(block: str) -> None:
         "listeners": tuple[ListenerSection, ...],
         "triton": TritonSection,
         "audit": AuditDoc,  # a tenant's
+        "guards": tuple[GuardDoc, ...],
     }
     assert document.keys() & known.keys()
     for name, section in known.items():

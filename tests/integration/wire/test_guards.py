@@ -1,0 +1,85 @@
+"""Guards on content, on both wires: a prompt is refused, an output cut before its forbidden piece is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from sidecar.cli.demo.otlp import OtlpReceiver
+from sidecar.cli.demo.stack import Parts
+from tests.support.bundle import write_bundle
+from tests.support.postgres import Server
+from tests.support.sidecar import Sidecar, launch, said, slow
+from tests.support.stack import Triton
+
+pytestmark = pytest.mark.integration
+
+GUARDS = [
+    {"id": "no-cards", "on": "prompt", "classes": ["card"], "then": "deny"},
+    {"id": "curious", "on": "prompt", "patterns": ["(?i)salary"], "then": "flag"},
+    {"id": "on-trial", "on": "prompt", "patterns": ["trial"], "then": "deny", "shadow": True},
+    {"id": "not-that", "on": "output", "patterns": ["word4 word5"], "then": "deny"},
+    {"id": "noted", "on": "output", "patterns": ["word1 word2"], "then": "flag"},
+]
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    wire: str, otlp: OtlpReceiver, triton: Triton, postgres: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sidecar]:
+    directory = tmp_path_factory.mktemp(f"guarded-{wire}")
+    bundle: Path = write_bundle(directory / "policy")
+    acme = bundle / "tenants" / "acme.yaml"
+    acme.write_text(json.dumps({**YAML(typ="safe").load(acme), "guards": GUARDS}))
+    parts = Parts(otlp, triton.running.addresses, postgres.create_database())
+    sidecar = launch(directory / "sidecar", wire, parts, bundle)
+    yield sidecar
+    sidecar.close()
+
+
+def test_a_denied_prompt_is_refused_and_the_stream_goes_on(guarded: Sidecar) -> None:
+    with guarded.bare() as bare:
+        bad, good = slow(2, prompt=b"pay with 4111 1111 1111 1111", id="bad"), slow(2, prompt=b"hello", id="good")
+        stream = bare.stream([bad, good], guarded.headers())
+        responses = list(stream)
+        call_id = stream.answer().call_id
+    refused = [each for each in responses if each.error_message]
+    assert [each.infer_response.id for each in refused] == ["bad"]
+    assert refused[0].error_message.startswith("[POLICY_FORBIDS]")
+    assert "4111" not in refused[0].error_message
+    assert [said(each) for each in responses if each.infer_response.id == "good"][:2] == ["word0 ", "word1 "]
+    record = guarded.record(f"{call_id}/1")
+    assert (record["outcome"], record["reason"], record["rule"]) == ("refused", "POLICY_FORBIDS", "guards.no-cards")
+    assert record["findings"] == [{"guard": "no-cards", "on": "prompt", "verdict": "deny", "enforced": "deny"}]
+    guarded.settles()
+
+
+def test_what_is_flagged_or_in_shadow_goes_on_and_is_recorded(guarded: Sidecar) -> None:
+    with guarded.bare() as bare:
+        stream = bare.stream([slow(2, prompt=b"a trial of my salary")], guarded.headers())
+        assert [said(each) for each in stream][:2] == ["word0 ", "word1 "]
+        call_id = stream.answer().call_id
+    record = guarded.record(f"{call_id}/1")
+    assert (record["outcome"], record["would_refuse"]) == ("completed", "POLICY_FORBIDS")
+    told = {(each["guard"], each["verdict"], each["enforced"]) for each in record["findings"]}
+    assert told == {("curious", "flag", "flag"), ("on-trial", "deny", "none")}
+
+
+def test_an_output_is_cut_before_the_forbidden_texts_last_chunk(guarded: Sidecar) -> None:
+    before = guarded.metric("warden_guard_findings_total", on="output", enforced="deny")
+    with guarded.bare() as bare:
+        stream = bare.stream([slow(50, prompt=b"go", id="cut")], guarded.headers())
+        responses = list(stream)
+        call_id = stream.answer().call_id
+    assert [said(each) for each in responses if not each.error_message] == [f"word{n} " for n in range(5)]
+    assert responses[-1].error_message.startswith("[POLICY_FORBIDS]")
+    record = guarded.record(f"{call_id}/1")
+    assert (record["outcome"], record["reason"]) == ("failed", "POLICY_FORBIDS")
+    assert [each["guard"] for each in record["findings"]] == ["noted", "not-that"]
+    assert "word5" in record["output"], "the record tells what was withheld, too"
+    assert guarded.metric("warden_guard_findings_total", on="output", enforced="deny") == before + 1
+    guarded.settles()
