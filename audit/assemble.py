@@ -11,6 +11,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
+from audit.leaf import canonical_json
 from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Settled
 
 __all__ = ["CallRecord", "EventRecord", "Joiner", "Place", "Record", "event_record"]
@@ -192,13 +193,13 @@ class Cleaner:
         self.changed = True
         return max(-_I64, min(_I64, value))
 
-    def json(self, value: dict[str, bool | int | float | str]) -> bytes:
-        """A JSON object in UTF-8 that Postgres takes."""
+    def json(self, value: dict[str, bool | int | float | str]) -> str:
+        """A JSON object that Postgres takes, and gives back so that its canonical text is the same."""
         if not value:
-            return b"{}"
+            return "{}"
         if len(value) > PARAMETERS:
             self.changed = True
-        return msgspec.json.encode(dict(self._pairs(value)))
+        return canonical_json(dict(self._pairs(value)))
 
     def _pairs(self, value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, item in list(value.items())[:PARAMETERS]:

@@ -1,139 +1,171 @@
-"""Turns joined records into the values of their database columns: texts cleaned, content sealed."""
+"""Turns joined records into the values of their database columns and the leaf of their log; content sealed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from audit.assemble import CallRecord, Cleaner, EventRecord, evidence, moment
-from audit.content import ContentSealer
-from audit.record import Content, Settled
+from audit.leaf import canonical_json, leaf_data
+from audit.merkle import leaf_hash
+from audit.record import CallFacts, Content, Settled
+from audit.vault import RecordSealer, Vault
 
-__all__ = ["CALL_COLUMNS", "EVENT_COLUMNS", "CallRow", "EventRow", "call_row", "event_row", "officer_row"]
+__all__ = [
+    "CALL_COLUMNS", "EVENT_COLUMNS", "CallRow", "EventRow", "Identity", "call_row", "event_row", "leaf_of", "named_by",
+    "officer_row",
+]  # fmt: skip
 
 CALL_COLUMNS: Final = (
-    "started_at", "call_id", "sidecar", "journal", "first_sequence", "sequence", "region", "jurisdiction",
-    "decided_at", "tenant", "principal", "principal_kind", "issuer", "key_id", "subject", "conversation",
-    "method", "model", "requested_version", "request_id", "data_class", "rule", "bundle", "level", "retention_days",
-    "peer", "trace_id", "span_id", "parent_id", "sampled", "parameters", "tensors", "request_bytes",
-    "requested_tokens", "prompt_sealed", "prompt_bytes", "prompt_sha256", "prompt_truncated", "would_refuse",
+    "started_at", "call_id", "sidecar", "log", "position", "journal", "first_sequence", "sequence", "region",
+    "jurisdiction", "decided_at", "tenant", "principal", "principal_kind", "issuer", "key_id",
+    "method", "model", "requested_version", "data_class", "rule", "bundle", "level", "retention_days",
+    "trace_id", "span_id", "parent_id", "sampled", "tensors", "request_bytes",
+    "requested_tokens", "data_key", "identity_sealed", "conversation_mac",
+    "prompt_sealed", "prompt_bytes", "prompt_digest", "prompt_truncated", "would_refuse",
     "alias", "routed_version", "route", "route_why",
     "decision",
     "settled_at", "outcome", "status", "reason", "detail", "internal",
-    "output_sealed", "output_bytes", "output_sha256", "output_truncated", "input_tokens", "output_tokens",
+    "output_sealed", "output_bytes", "output_digest", "output_truncated", "input_tokens", "output_tokens",
     "input_exact", "output_exact", "responses", "response_bytes", "ttft_ns", "duration_ns", "model_version",
-    "model_digest", "error_sealed", "error_bytes",
-    "findings", "redacted", "sanitised", "evidence",
+    "model_digest", "error_sealed", "error_bytes", "findings", "redacted", "sanitised", "evidence_sealed",
 )  # fmt: skip
 
 _NONE: Final[Mapping[str, int]] = {}
 
 EVENT_COLUMNS: Final = (
-    "id", "at", "kind", "actor", "reason", "detail", "sidecar", "journal", "sequence", "region", "jurisdiction",
-    "sanitised",
+    "id", "at", "kind", "actor", "reason", "detail", "sidecar", "log", "position", "journal", "sequence", "region",
+    "jurisdiction", "sanitised",
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class CallRow:
-    """``values`` in the order of CALL_COLUMNS, as binary COPY takes them; ``nbytes`` is about what the row takes."""
+class CallRow(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """``values`` in the order of CALL_COLUMNS, JSON as its canonical text; ``nbytes`` is about what the row takes."""
 
+    position: int
     sequence: int
     started: datetime
     call_id: str
-    values: tuple[Any, ...]
+    values: list[Any]
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class EventRow:
-    """``values`` in the order of EVENT_COLUMNS; ``sequence`` is None for what an officer does."""
+class EventRow(msgspec.Struct, frozen=True, array_like=True, tag="event"):
+    """``values`` in the order of EVENT_COLUMNS; ``position`` and ``sequence`` are None for what an officer does."""
 
+    position: int | None
     sequence: int | None
-    values: tuple[Any, ...]
+    values: list[Any]
 
 
-def call_row(record: CallRecord, sealer: ContentSealer, redacted: Mapping[str, int] = _NONE) -> CallRow:
+class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What tells who somebody is, or is a tenant's own text: sealed with the record, gone when its key goes."""
+
+    subject: str = ""
+    conversation: str = ""
+    principal: str = ""
+    peer: str = ""
+    request_id: str = ""
+    parameters: dict[str, bool | int | float | str] = {}
+
+
+def named_by(facts: CallFacts) -> str:
+    """Whose data this is ("": nobody is named): whom the tenant acts for, else who asked with a token."""
+    return facts.subject or (facts.principal if facts.principal_kind == "jwt" else "")
+
+
+def leaf_of(row: CallRow | EventRow) -> bytes:
+    """The leaf's hash."""
+    if isinstance(row, CallRow):
+        return leaf_hash(leaf_data("call", zip(CALL_COLUMNS, row.values, strict=True)))
+    return leaf_hash(leaf_data("event", zip(EVENT_COLUMNS, row.values, strict=True)))
+
+
+def call_row(record: CallRecord, vault: Vault, log: str, position: int, redacted: Mapping[str, int] = _NONE) -> CallRow:
     """``redacted``: identifiers taken out of it before, by class.
 
-    Raises OverflowError for a time that no calendar has, or a number that no column holds.
+    Raises OverflowError for a time that no calendar has, or a number that no column holds; KeyFaultError.
     """
-    clean = Cleaner()
+    clean, facts = Cleaner(), record.facts
     started = record.started
-    call_id = clean.index(record.facts.call_id)
-    tenant = clean.index(record.facts.tenant)
-    seal = partial(sealer.seal, tenant=tenant, day=started.date(), call_id=call_id)
-    prompt = record.facts.prompt
-    prompt_sealed = seal(prompt.parts, column="prompt") if prompt.parts is not None else None
-    keep_output = record.facts.level == "full" and isinstance(record.end, Settled)
-    output_sealed = seal(record.output, column="output") if keep_output else None
-    quoted = record.end.quoted if isinstance(record.end, Settled) else Content()
-    error_sealed = seal(quoted.parts, column="error") if quoted.parts is not None else None
-    values = (
-        *_call_part(record, clean, started, call_id, tenant),
-        prompt_sealed,
-        clean.number(prompt.nbytes),
-        prompt.sha256 or None,
-        _cut(prompt),
-        clean.text(record.facts.would_refuse),
-        clean.index(record.facts.alias),
-        clean.text(record.facts.routed_version),
-        clean.text(record.facts.route),
-        clean.text(record.facts.route_why),
-        _jsonb(clean.json(_decision(record))),
-        *_end_part(record, clean, output_sealed),
-        error_sealed,
-        clean.number(quoted.nbytes),
+    call_id, tenant = clean.index(facts.call_id), clean.index(facts.tenant)
+    subject = named_by(facts)
+    sealer = vault.sealer(
+        tenant=tenant, days=facts.retention_days, day=started.date(), subject=subject, call_id=call_id
     )
-    altered = clean.changed
-    kept = evidence(record) if altered else None
-    nbytes = 800 + sum(map(len, filter(None, (prompt_sealed, output_sealed, error_sealed))))
-    found = record.facts.findings + (record.end.findings if isinstance(record.end, Settled) else ())
-    added = (_jsonb(msgspec.json.encode(found)), _jsonb(msgspec.json.encode(dict(redacted))))
-    return CallRow(record.sequence, started, call_id, (*values, *added, altered, kept), nbytes)
+    prompt_sealed, prompt_digest = _content(sealer, "prompt", facts.prompt.sha256, facts.prompt.parts)
+    identity = Identity(
+        facts.subject, facts.conversation, facts.principal, facts.peer, facts.request_id, facts.parameters
+    )
+    quoted = record.end.quoted if isinstance(record.end, Settled) else Content()
+    values = [
+        *_where(record, log, position, started, call_id),
+        tenant,
+        "" if facts.principal == subject else clean.index(facts.principal),
+        *_call_part(record, clean),
+        sealer.data_key,
+        sealer.seal("identity", msgspec.msgpack.encode(identity)),
+        sealer.lookup("conversation", facts.conversation) if facts.conversation else None,
+        prompt_sealed,
+        clean.number(facts.prompt.nbytes),
+        prompt_digest,
+        _cut(facts.prompt),
+        clean.text(facts.would_refuse),
+        clean.index(facts.alias),
+        clean.text(facts.routed_version),
+        clean.text(facts.route),
+        clean.text(facts.route_why),
+        clean.json(_decision(record)),
+        *_end_part(record, clean, sealer),
+        None if quoted.parts is None else sealer.seal("error", msgspec.msgpack.encode(quoted.parts)),
+        clean.number(quoted.nbytes),
+    ]
+    found = facts.findings + (record.end.findings if isinstance(record.end, Settled) else ())
+    values += [canonical_json(found), canonical_json(dict(redacted)), clean.changed]
+    values += [sealer.seal("evidence", evidence(record)) if clean.changed else None]
+    nbytes = 1000 + sum(len(value) for value in values if isinstance(value, bytes))
+    return CallRow(position, record.sequence, started, call_id, values, nbytes)
 
 
-def _call_part(record: CallRecord, clean: Cleaner, started: datetime, call_id: str, tenant: str) -> tuple[Any, ...]:
-    facts, place = record.facts, record.place
+def _content(
+    sealer: RecordSealer, column: str, digest: bytes, parts: list[bytes] | None
+) -> tuple[bytes | None, bytes | None]:
+    """Sealed and committed to; neither where there was no content at all."""
+    return sealer.content(column, digest, parts) if digest or parts is not None else (None, None)
+
+
+def _where(record: CallRecord, log: str, position: int, started: datetime, call_id: str) -> tuple[Any, ...]:
+    place = record.place
+    return (
+        started, call_id, place.sidecar, log, position, place.journal, record.first, record.sequence, place.region,
+        place.jurisdiction, moment(record.facts.decided_ns),
+    )  # fmt: skip
+
+
+def _call_part(record: CallRecord, clean: Cleaner) -> tuple[Any, ...]:
+    """From ``principal_kind`` to ``requested_tokens``."""
+    facts = record.facts
     tensors = [[clean.text(t.name), clean.text(t.datatype), t.shape, t.nbytes] for t in facts.tensors]
     return (
-        started,
-        call_id,
-        place.sidecar,
-        place.journal,
-        record.first,
-        record.sequence,
-        place.region,
-        place.jurisdiction,
-        moment(facts.decided_ns),
-        tenant,
-        clean.index(facts.principal),
         facts.principal_kind,
         clean.text(facts.issuer),
         clean.index(facts.key_id),
-        clean.index(facts.subject),
-        clean.index(facts.conversation),
         clean.text(facts.method),
         clean.index(facts.model),
         clean.text(facts.version),
-        clean.text(facts.request_id),
         clean.text(facts.data_class),
         clean.text(facts.rule),
         clean.text(facts.bundle),
         facts.level,
         None if facts.retention_days is None else _fitting(facts.retention_days, 32),
-        clean.text(facts.peer),
         clean.index(facts.trace_id),
         clean.text(facts.span_id),
         clean.text(facts.parent_id),
         facts.sampled,
-        _jsonb(clean.json(facts.parameters)),
-        _jsonb(msgspec.json.encode(tensors)),
+        canonical_json(tensors),
         clean.number(facts.request_bytes),
         clean.number(facts.requested_tokens),
     )
@@ -152,36 +184,17 @@ def _decision(record: CallRecord) -> dict[str, Any]:
     }
 
 
-def _end_part(record: CallRecord, clean: Cleaner, output_sealed: bytes | None) -> tuple[Any, ...]:
+def _end_part(record: CallRecord, clean: Cleaner, sealer: RecordSealer) -> tuple[Any, ...]:
     """From ``settled_at`` to ``model_digest``."""
     end, facts = record.end, record.facts
     if not isinstance(end, Settled):
         spent = max(0, facts.decided_ns - facts.started_ns)
-        refusal = (
-            None,
-            "refused",
-            _fitting(end.status, 16),
-            clean.index(end.reason),
-            clean.text(end.detail),
-            clean.text(end.internal),
-        )
-        return (
-            *refusal,
-            None,
-            0,
-            None,
-            False,
-            clean.number(facts.prompt_tokens),
-            0,
-            False,
-            False,
-            0,
-            0,
-            None,
-            spent,
-            "",
-            None,
-        )
+        told = (clean.index(end.reason), clean.text(end.detail), clean.text(end.internal))
+        tokens = clean.number(facts.prompt_tokens)
+        return (None, "refused", _fitting(end.status, 16), *told,
+                None, 0, None, False, tokens, 0, False, False, 0, 0, None, spent, "", None)  # fmt: skip
+    kept = record.output if facts.level == "full" else None
+    sealed, digest = _content(sealer, "output", end.output_sha256, kept)
     return (
         moment(end.at_ns),
         clean.text(end.outcome),
@@ -189,10 +202,10 @@ def _end_part(record: CallRecord, clean: Cleaner, output_sealed: bytes | None) -
         clean.index(end.reason),
         "",
         clean.text(end.internal),
-        output_sealed,
+        sealed,
         clean.number(end.output_bytes),
-        end.output_sha256 or None,
-        output_sealed is not None and sum(map(len, record.output)) < end.output_bytes,
+        digest,
+        kept is not None and sum(map(len, record.output)) < end.output_bytes,
         clean.number(end.input_tokens),
         clean.number(end.output_tokens),
         end.input_exact,
@@ -206,11 +219,6 @@ def _end_part(record: CallRecord, clean: Cleaner, output_sealed: bytes | None) -
     )
 
 
-def _jsonb(text: bytes) -> bytes:
-    """As binary COPY takes it (jsonb_recv): version 1, then the text."""
-    return b"\x01" + text
-
-
 def _fitting(value: int, bits: int) -> int:
     """Raises OverflowError: psycopg's binary dumpers would wrap a number that is too large for its column."""
     if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
@@ -222,36 +230,33 @@ def _cut(content: Content) -> bool:
     return content.parts is not None and sum(map(len, content.parts)) < content.nbytes
 
 
-def event_row(record: EventRecord) -> EventRow:
+def event_row(record: EventRecord, log: str, position: int) -> EventRow:
     """Raises OverflowError for a time that no calendar has."""
     clean, event, place = Cleaner(), record.event, record.place
-    values = (
+    values = [
         clean.index(event.id),
         moment(event.at_ns),
         clean.index(event.kind),
         clean.index(event.actor),
         "",
-        _jsonb(clean.json(event.detail)),
+        clean.json(event.detail),
         place.sidecar,
+        log,
+        position,
         place.journal,
         record.sequence,
         place.region,
         place.jurisdiction,
-    )
-    return EventRow(record.sequence, (*values, clean.changed))
+    ]
+    return EventRow(position, record.sequence, [*values, clean.changed])
 
 
 def officer_row(event_id: str, at: datetime, kind: str, actor: str, reason: str, detail: dict[str, Any]) -> EventRow:
-    """What somebody did by command or console; it belongs to no sidecar's log. ``detail`` is JSON without NUL."""
+    """What somebody did by command or console; the fleet log takes it up. ``detail`` is JSON without NaN."""
     clean = Cleaner()
-    encoded = msgspec.json.encode(detail).replace(b"\\u0000", b"\\ufffd")
-    values = (
-        clean.index(event_id),
-        at.astimezone(UTC),
-        clean.index(kind),
-        clean.index(actor),
-        clean.text(reason),
-        _jsonb(encoded),
-        None, None, None, None, None,
-    )  # fmt: skip
-    return EventRow(None, (*values, clean.changed or b"\\ufffd" in encoded))
+    encoded = canonical_json(detail).replace("\\u0000", "\\ufffd")
+    values = [
+        clean.index(event_id), at.astimezone(UTC), clean.index(kind), clean.index(actor), clean.text(reason), encoded,
+        None, None, None, None, None, None, None,
+    ]  # fmt: skip
+    return EventRow(None, None, [*values, clean.changed or "\\ufffd" in encoded])

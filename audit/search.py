@@ -10,11 +10,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from audit import store
-from audit.content import ContentError, ContentSealer
+from audit.opening import Opener, day_range
 from audit.rows import officer_row
 from audit.tables import audit_calls
 
-__all__ = ["Asker", "Filter", "Found", "Keyset", "Messages", "Page", "SearchError", "search", "show"]
+__all__ = ["IDENTITY", "Asker", "Filter", "Found", "Keyset", "Messages", "Page", "SearchError", "search", "show"]
 
 LIMIT: Final = 10_000  # records of one search
 REVEAL_LIMIT: Final = 1_000  # records of one search whose content is shown
@@ -25,7 +25,6 @@ MESSAGES_LISTED: Final = 1_000  # ids told of one stream
 PAGE: Final = 200  # records fetched at once by a word search
 STATEMENT_MS: Final = 30_000
 
-_SEALED: Final = ("prompt_sealed", "output_sealed", "error_sealed")
 _FINDING: Final = ("guard", "on", "verdict", "enforced")
 _EXACT: Final = {
     "tenant": "tenant",
@@ -33,10 +32,7 @@ _EXACT: Final = {
     "outcome": "outcome",
     "refused_for": "reason",
     "would_refuse": "would_refuse",
-    "principal": "principal",
     "key": "key_id",
-    "subject": "subject",
-    "conversation": "conversation",
     "data_class": "data_class",
     "rule": "rule",
     "region": "region",
@@ -83,9 +79,12 @@ class Filter:
     limit: int = 100
     before: Keyset | None = None
 
-    def told(self) -> dict[str, Any]:
-        """As its record shows it."""
+    def told(self, opener: Opener | None) -> dict[str, Any]:
+        """As its record shows it: whoever was sought is not named in it, for that record outlives an erasure."""
         asked = {name: getattr(self, name) for name in (field.name for field in fields(self))}
+        for name in ("subject", "conversation", "principal"):
+            if asked[name] is not None and opener is not None:
+                asked[name] = f"mac:{opener.pseudonym(self.tenant, asked[name])}"
         return {
             name: value.isoformat() if isinstance(value, datetime) else value
             for name, value in asked.items()
@@ -111,7 +110,7 @@ class Found:
     columns: Mapping[str, Any]
     prompt: str | None = None
     output: str | None = None
-    content: str = "withheld"  # withheld | revealed | none (the level kept none) | unreadable: why
+    content: str = "withheld"  # withheld | revealed | none (the level kept none) | erased | unreadable: why
     error: str | None = None  # Triton's words that the client was not told
 
     def shape(self) -> dict[str, Any]:
@@ -160,7 +159,7 @@ class Found:
             "error": self.error,
             **{name: c[name] for name in ("prompt_bytes", "output_bytes", "prompt_truncated", "output_truncated")},
             "error_bytes": c["error_bytes"],
-            **{name: _hex(c[name]) for name in ("prompt_sha256", "output_sha256")},
+            **{name: _hex(c[name]) for name in ("prompt_digest", "output_digest")},  # audit.vault.commitment
         }
 
     def whole(self) -> dict[str, Any]:
@@ -187,19 +186,19 @@ class Messages:
     more: bool
 
 
-def search(engine: sa.Engine, asked: Filter, asker: Asker, sealer: ContentSealer | None, jurisdiction: str) -> Page:
+def search(engine: sa.Engine, asked: Filter, asker: Asker, opener: Opener | None, jurisdiction: str) -> Page:
     """Raises SearchError, store.MismatchError and SQLAlchemy's errors. Recorded before anything is returned."""
     asked = _checked(asked, asker)
     with store.transaction(engine, statement_ms=STATEMENT_MS, frozen=True) as connection:
         store.check_jurisdiction(connection, jurisdiction)
-        _record(connection, asker, "audit_search", {"filter": asked.told(), "reveal": asker.reveal})
-        page = _by_text(connection, asked, asker, sealer) if asked.text else _page(connection, asked, asker, sealer)
+        _record(connection, asker, "audit_search", {"filter": asked.told(opener), "reveal": asker.reveal})
+        page = _by_text(connection, asked, asker, opener) if asked.text else _page(connection, asked, asker, opener)
         _record_reveal(connection, asker, page.found)
     return page
 
 
 def show(
-    engine: sa.Engine, call_id: str, asker: Asker, sealer: ContentSealer | None, jurisdiction: str
+    engine: sa.Engine, call_id: str, asker: Asker, opener: Opener | None, jurisdiction: str
 ) -> Found | Messages | None:
     """One record, whole, also by the id of its stream where that has no other; None where there is no such call.
 
@@ -212,7 +211,7 @@ def show(
         _record(connection, asker, "audit_show", {"call": call_id, "found": bool(ids), "reveal": asker.reveal})
         if len(ids) > 1:
             return Messages(ids[:MESSAGES_LISTED], len(ids) > MESSAGES_LISTED)
-        page = _page(connection, asked, asker, sealer)
+        page = _page(connection, asked, asker, opener)
         _record_reveal(connection, asker, page.found)
     return page.found[0] if page.found else None
 
@@ -264,14 +263,15 @@ def _of_call(call_id: str) -> sa.ColumnElement[bool]:
     )
 
 
-def _select(asked: Filter, *, sealed: bool) -> sa.Select[Any]:
-    hidden = {"evidence"} if sealed else {"evidence", *_SEALED}
+def _select(connection: sa.Connection, asked: Filter, opener: Opener | None) -> sa.Select[Any]:
     c = audit_calls.c
-    query = sa.select(*(column for column in c if column.name not in hidden))
+    query = sa.select(*(column for column in c if column.name != "evidence_sealed"))
     for name, column in _EXACT.items():
         value = getattr(asked, name)
         if value is not None:
             query = query.where(c[column] == value)
+    for condition in _sealed_conditions(connection, asked, opener):
+        query = query.where(condition)
     if asked.call is not None:
         query = query.where(_of_call(asked.call))
     if asked.refused_for is not None:
@@ -286,22 +286,43 @@ def _select(asked: Filter, *, sealed: bool) -> sa.Select[Any]:
     return query.order_by(c.started_at.desc(), c.call_id.desc()).limit(asked.limit)
 
 
-def _page(connection: sa.Connection, asked: Filter, asker: Asker, sealer: ContentSealer | None) -> Page:
-    rows: list[dict[str, Any]] = [
-        dict(row) for row in connection.execute(_select(asked, sealed=asker.reveal)).mappings()
-    ]
-    found = [_found(row, sealer if asker.reveal else None) for row in rows]
+def _sealed_conditions(
+    connection: sa.Connection, asked: Filter, opener: Opener | None
+) -> Iterator[sa.ColumnElement[bool]]:
+    """Who somebody is, is sealed: found by the data keys of that name."""
+    c = audit_calls.c
+    if asked.subject is None and asked.principal is None and asked.conversation is None:
+        return
+    if opener is None:
+        raise SearchError("who somebody is, is sealed: finding it needs the tenants' master keys")
+    if asked.subject is not None:
+        yield c.data_key.in_(opener.keys_of(connection, asked.tenant, asked.subject))
+    if asked.principal is not None:
+        own = opener.keys_of(connection, asked.tenant, asked.principal)
+        yield sa.or_(c.principal == asked.principal, sa.and_(c.principal == "", c.data_key.in_(own)))
+    if asked.conversation is not None:
+        days = day_range(asked.since, asked.until)
+        macs = opener.conversation_macs(connection, asked.conversation, tenant=asked.tenant, days=days)
+        yield c.conversation_mac.in_(macs)
+
+
+def _page(connection: sa.Connection, asked: Filter, asker: Asker, opener: Opener | None) -> Page:
+    query = _select(connection, asked, opener)
+    rows: list[dict[str, Any]] = [dict(row) for row in connection.execute(query).mappings()]
+    if opener is not None:
+        opener.load(connection, [row["data_key"] for row in rows])
+    found = [_found(row, opener, reveal=asker.reveal) for row in rows]
     full = len(rows) == asked.limit
     return Page(found, _key(rows[-1]) if full else None)
 
 
-def _by_text(connection: sa.Connection, asked: Filter, asker: Asker, sealer: ContentSealer | None) -> Page:
+def _by_text(connection: sa.Connection, asked: Filter, asker: Asker, opener: Opener | None) -> Page:
     """Open record after record, newest first, until enough match; bounded by the window and by TEXT_SCANNED."""
     word = (asked.text or "").casefold()
     found: list[Found] = []
     before = asked.before
     for _ in range(TEXT_SCANNED // PAGE):
-        page = _page(connection, _replaced(asked, limit=PAGE, before=before), asker, sealer)
+        page = _page(connection, _replaced(asked, limit=PAGE, before=before), asker, opener)
         for record in page.found:
             if any(word in (text or "").casefold() for text in (record.prompt, record.output, record.error)):
                 found.append(record)
@@ -317,24 +338,27 @@ def _key(row: Mapping[str, Any]) -> Keyset:
     return Keyset(row["started_at"], row["call_id"])
 
 
-def _found(row: Mapping[str, Any], sealer: ContentSealer | None) -> Found:
-    columns = {name: value for name, value in row.items() if name not in _SEALED}
-    if sealer is None:
+IDENTITY: Final = ("subject", "conversation", "peer", "request_id", "parameters")
+
+
+def _found(row: Mapping[str, Any], opener: Opener | None, *, reveal: bool) -> Found:
+    columns = {name: value for name, value in row.items() if not name.endswith(("_sealed", "_mac"))}
+    columns |= dict.fromkeys(IDENTITY)
+    if opener is None:
         return Found(columns)
-    day = row["started_at"].astimezone(UTC).date()
+    opened = opener.open(row, content=reveal)
+    if opened.identity is None:
+        return Found(columns, content=opened.why)
+    columns |= {name: getattr(opened.identity, name) for name in IDENTITY}
+    columns["principal"] = opened.identity.principal or columns["principal"]
+    if not reveal:
+        return Found(columns)
 
-    def opened(column: str, joint: bytes) -> str | None:
-        sealed = row[f"{column}_sealed"]
-        if sealed is None:
-            return None
-        parts = sealer.open(bytes(sealed), tenant=row["tenant"], day=day, call_id=row["call_id"], column=column)
+    def joined(parts: list[bytes] | None, joint: bytes) -> str | None:
         # Joined first: a character may be split over two chunks of a stream.
-        return joint.join(parts).decode("utf-8", "replace")
+        return None if parts is None else joint.join(parts).decode("utf-8", "replace")
 
-    try:
-        prompt, output, error = opened("prompt", b"\n"), opened("output", b""), opened("error", b"")
-    except ContentError as fault:
-        return Found(columns, content=f"unreadable: {fault}")
+    prompt, output, error = joined(opened.prompt, b"\n"), joined(opened.output, b""), joined(opened.error, b"")
     none = prompt is None and output is None and error is None
     return Found(columns, prompt, output, "none" if none else "revealed", error)
 

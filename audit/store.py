@@ -1,4 +1,4 @@
-"""The audit database: how it is reached, its partitions, and the one transaction that ships a batch of records."""
+"""The audit database: how it is reached, whose it is, its partitions, and the records of what officers do."""
 
 from __future__ import annotations
 
@@ -6,33 +6,23 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import date, timedelta
 from typing import Any, Final
 
 import psycopg
 import sqlalchemy as sa
 from psycopg import errors as pg
-from sqlalchemy.dialects.postgresql import BYTEA, JSONB
-from sqlalchemy.dialects.postgresql import insert as pg_insert
 
-from audit.rows import CALL_COLUMNS, EVENT_COLUMNS, CallRow, EventRow
-from audit.tables import audit_calls, audit_events, audit_logs, bundles, database_facts, journal_cursors
+from audit.rows import EVENT_COLUMNS, EventRow
+from audit.tables import audit_events, database_facts
 
 __all__ = [
-    "NO_CURSOR",
-    "Batch",
-    "Committed",
-    "Cursor",
-    "FencedError",
     "MismatchError",
     "WrongJurisdictionError",
     "check_jurisdiction",
-    "commit",
     "connect",
-    "cursor_of",
     "ensure_partitions",
     "is_data_fault",
     "partitions",
@@ -202,206 +192,7 @@ def days_ahead(today: date) -> list[date]:
     return [today + timedelta(days=n) for n in range(AHEAD_DAYS)]
 
 
-# --- shipping -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """Where one journal stands: read again from ``needed``; all that ended at or before ``done`` is stored."""
-
-    needed: int
-    done: int
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What one transaction stores: rows in sequence order, and the cursor before and after."""
-
-    sidecar: str
-    journal: str
-    before: Cursor
-    after: Cursor
-    rows: Sequence[CallRow | EventRow]
-    bundles: Sequence[tuple[str, bytes, datetime]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """``next_position`` of the sidecar's log; the rows the database would not take, with its words."""
-
-    next_position: int
-    rejected: list[tuple[CallRow | EventRow, str]] = field(default_factory=list)
-
-
-NO_CURSOR: Final = Cursor(0, -1)
-
-
-class FencedError(Exception):
-    """Another shipper moved this journal's cursor: read it again and start over from there."""
-
-
-def cursor_of(connection: sa.Connection, journal: str) -> Cursor | None:
-    row = connection.execute(
-        sa.select(journal_cursors.c.needed, journal_cursors.c.done).where(journal_cursors.c.journal == journal)
-    ).one_or_none()
-    return None if row is None else Cursor(row.needed, row.done)
-
-
-Substitute = Callable[[CallRow | EventRow, str], EventRow]
-
-
-def commit(connection: sa.Connection, batch: Batch, substitute: Substitute) -> Committed:
-    """Store a batch, once, inside the caller's transaction.
-
-    A row the database refuses is handed to ``substitute``, which keeps it elsewhere and gives the event that takes its
-    position. Raises FencedError where the cursor is neither at ``before`` nor already at ``after``.
-    """
-    start, already = _claim(connection, batch)
-    if already:
-        return Committed(start)
-    ensure_partitions(connection, {row.started.date() for row in batch.rows if isinstance(row, CallRow)})
-    try:
-        with connection.begin_nested():
-            end, rejected = _store(connection, start, batch.rows, substitute, replay=False)
-    except pg.UniqueViolation:
-        # Some is stored already: a database was restored, or a cursor lost. The rest takes the positions.
-        end, rejected = _store(connection, start, _unknown(connection, batch), substitute, replay=True)
-    for digest, content, at in batch.bundles:
-        connection.execute(
-            pg_insert(bundles)
-            .values(digest=digest, content=content, first_loaded_at=at, sidecar=batch.sidecar)
-            .on_conflict_do_nothing()
-        )
-    _advance(connection, batch, end)
-    return Committed(end, rejected)
-
-
-def _store(
-    connection: sa.Connection,
-    start: int,
-    rows: Sequence[CallRow | EventRow],
-    substitute: Substitute,
-    *,
-    replay: bool,
-) -> tuple[int, list[tuple[CallRow | EventRow, str]]]:
-    """Number the rows from ``start`` and insert them: (the position after the last, what was refused)."""
-    numbered = list(enumerate(rows, start))
-    refused = _insert(connection, _CALLS, [(p, r) for p, r in numbered if isinstance(r, CallRow)], replay=replay)
-    events: list[_Numbered] = [(p, r) for p, r in numbered if isinstance(r, EventRow)]
-    events += [(position, substitute(row, words)) for position, row, words in refused]
-    lost = _insert(connection, _EVENTS, events, replay=replay)
-    again = _insert(connection, _EVENTS, [(p, substitute(row, words)) for p, row, words in lost], replay=replay)
-    if again:
-        raise MismatchError(f"the database takes no event: {again[0][2]}")
-    return start + len(numbered), [(row, words) for _, row, words in refused + lost]
-
-
-def _claim(connection: sa.Connection, batch: Batch) -> tuple[int, bool]:
-    """Lock this log, so that it has one sequencer at a time: (next position, whether the batch is stored already)."""
-    connection.execute(pg_insert(audit_logs).values(sidecar=batch.sidecar, next_position=0).on_conflict_do_nothing())
-    start: int = connection.execute(
-        sa.select(audit_logs.c.next_position).where(audit_logs.c.sidecar == batch.sidecar).with_for_update()
-    ).scalar_one()
-    current = cursor_of(connection, batch.journal) or NO_CURSOR
-    # The answer to an earlier COMMIT may have been lost on the way.
-    if current == batch.after and current != batch.before:
-        return start, True
-    if current != batch.before:
-        raise FencedError(f"cursor of journal {batch.journal} is at {current}, not {batch.before}")
-    return start, False
-
-
-def _advance(connection: sa.Connection, batch: Batch, next_position: int) -> None:
-    place = {"needed": batch.after.needed, "done": batch.after.done, "updated_at": sa.func.now()}
-    connection.execute(
-        pg_insert(journal_cursors)
-        .values(journal=batch.journal, sidecar=batch.sidecar, **place)
-        .on_conflict_do_update(index_elements=["journal"], set_=place)
-    )
-    connection.execute(
-        sa.update(audit_logs).where(audit_logs.c.sidecar == batch.sidecar).values(next_position=next_position)
-    )
-
-
-def substitute_id(journal: str, sequence: int | None) -> str:
-    """The id of the event that stands for a row which could not be stored."""
-    return f"{journal}:{sequence}:record_unstorable"
-
-
-def _unknown(connection: sa.Connection, batch: Batch) -> list[CallRow | EventRow]:
-    """The rows of ``batch`` that are not stored yet, neither themselves nor by an event in their stead."""
-    calls = [row for row in batch.rows if isinstance(row, CallRow)]
-    found = connection.exec_driver_sql(
-        "SELECT c.call_id FROM unnest(%s::timestamptz[], %s::text[]) AS n(started_at, call_id)"
-        " JOIN warden.audit_calls c USING (started_at, call_id)",
-        ([row.started for row in calls], [row.call_id for row in calls]),
-    )
-    stored = set(found.scalars())
-    ids = [substitute_id(batch.journal, row.sequence) for row in batch.rows]
-    ids += [row.values[0] for row in batch.rows if isinstance(row, EventRow)]
-    noted = set(connection.execute(sa.select(audit_events.c.id).where(audit_events.c.id.in_(ids))).scalars())
-    return [
-        row
-        for row in batch.rows
-        if substitute_id(batch.journal, row.sequence) not in noted
-        and (row.call_id not in stored if isinstance(row, CallRow) else row.values[0] not in noted)
-    ]
-
-
-_Numbered = tuple[int, CallRow | EventRow]
-
-
-class _Copy:
-    """Binary COPY into one table: the fastest way in (facts/audit.md), and psycopg writes its rows in C."""
-
-    _TYPES: Final = {sa.Text: "text", sa.BigInteger: "int8", sa.Integer: "int4", sa.SmallInteger: "int2"}
-    _MORE: Final = {sa.Boolean: "bool", sa.DateTime: "timestamptz", BYTEA: "bytea", JSONB: "bytea"}  # rows._jsonb
-
-    def __init__(self, table: sa.Table, columns: tuple[str, ...]) -> None:
-        names = (*columns, "position")
-        known = {**self._TYPES, **self._MORE}
-        self._types = [known[type(table.c[name].type)] for name in names]
-        self._statement = f"COPY {table.fullname} ({', '.join(names)}) FROM STDIN (FORMAT BINARY)"
-
-    def write(self, connection: sa.Connection, rows: Sequence[_Numbered]) -> None:
-        """Raises the driver's own errors."""
-        driver = connection.connection.driver_connection
-        assert isinstance(driver, psycopg.Connection)
-        with driver.cursor() as cursor, cursor.copy(self._statement.encode()) as copy:
-            copy.set_types(self._types)
-            for position, row in rows:
-                copy.write_row((*row.values, position))
-
-
-_CALLS: Final = _Copy(audit_calls, CALL_COLUMNS)
-_EVENTS: Final = _Copy(audit_events, EVENT_COLUMNS)
-
-
-def _insert(
-    connection: sa.Connection, copy: _Copy, rows: list[_Numbered], *, replay: bool
-) -> list[tuple[int, CallRow | EventRow, str]]:
-    """Insert all that can be; what cannot is found by halving, so neighbours never suffer. At most 2n statements.
-
-    A duplicate is raised, but in a ``replay``, where what is stored was left out, it is a fault of the row.
-    """
-    if not rows:
-        return []
-    try:
-        with connection.begin_nested():
-            copy.write(connection, rows)
-    except (psycopg.Error, UnicodeError, OverflowError) as fault:
-        duplicate = isinstance(fault, pg.UniqueViolation)
-        if not is_data_fault(fault) or (duplicate and not replay):
-            raise
-        if len(rows) == 1:
-            return [(rows[0][0], rows[0][1], str(fault))]
-        middle = len(rows) // 2
-        left = _insert(connection, copy, rows[:middle], replay=replay)
-        return left + _insert(connection, copy, rows[middle:], replay=replay)
-    return []
-
-
 def record_event(connection: sa.Connection, row: EventRow) -> None:
     """An officer's act, in the transaction of what was done."""
     values = dict(zip(EVENT_COLUMNS, row.values, strict=True))
-    connection.execute(sa.insert(audit_events).values(values | {"detail": json.loads(values["detail"][1:])}))
+    connection.execute(sa.insert(audit_events).values(values | {"detail": json.loads(values["detail"])}))

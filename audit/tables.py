@@ -10,11 +10,18 @@ from sqlalchemy.dialects.postgresql import BYTEA, JSONB
 __all__ = [
     "SCHEMA",
     "audit_calls",
+    "audit_checkpoints",
     "audit_events",
+    "audit_leaves",
     "audit_logs",
+    "audit_terms",
     "bundles",
+    "data_keys",
     "database_facts",
+    "erasures",
+    "fleet_entries",
     "journal_cursors",
+    "legal_holds",
     "metadata",
 ]
 
@@ -42,31 +49,34 @@ audit_calls: Final = sa.Table(
     sa.Column("started_at", _when, primary_key=True),
     sa.Column("call_id", sa.Text, primary_key=True),
     sa.Column("sidecar", sa.Text, nullable=False),
-    sa.Column("position", sa.BigInteger, nullable=False),  # in its sidecar's log
+    sa.Column("log", sa.Text, nullable=False),  # audit.logbook
+    sa.Column("position", sa.BigInteger, nullable=False),  # in that log
     sa.Column("journal", sa.Text, nullable=False),
     sa.Column("first_sequence", sa.BigInteger, nullable=False),  # in the journal: the admission
     sa.Column("sequence", sa.BigInteger, nullable=False),  # the entry that ended it
     *map(_text, ("region", "jurisdiction")),
     sa.Column("decided_at", _when, nullable=False),
     sa.Column("settled_at", _when),
-    *map(_text, ("tenant", "principal", "principal_kind", "issuer", "key_id", "subject", "conversation", "method")),
+    *map(_text, ("tenant", "principal", "principal_kind", "issuer", "key_id", "method")),
     *map(_text, ("model", "requested_version", "model_version")),
     sa.Column("model_digest", sa.Text),  # of the version's directory; null: not known
     *map(_text, ("alias", "routed_version", "route", "route_why")),  # audit.record.CallFacts
-    *map(_text, ("request_id", "data_class", "rule", "bundle", "level")),
+    *map(_text, ("data_class", "rule", "bundle", "level")),
     sa.Column("retention_days", sa.Integer),
-    *map(_text, ("peer", "outcome")),
+    *map(_text, ("outcome",)),
     sa.Column("status", sa.SmallInteger, nullable=False),  # gRPC code
     *map(_text, ("reason", "detail", "internal", "would_refuse", "trace_id", "span_id", "parent_id")),
     sa.Column("decision", JSONB, nullable=False, server_default="{}"),  # what else it was made from: audit.rows
     _flag("sampled"),
-    sa.Column("parameters", JSONB, nullable=False, server_default="{}"),
     sa.Column("tensors", JSONB, nullable=False, server_default="[]"),  # [name, datatype, shape, bytes] each
     *map(_count, ("request_bytes", "requested_tokens", "response_bytes", "responses", "prompt_bytes", "output_bytes")),
-    sa.Column("prompt_sha256", BYTEA),
-    sa.Column("prompt_sealed", BYTEA),  # audit.content; null where the level keeps none
+    sa.Column("data_key", sa.Text, nullable=False),  # what its sealed columns are under (data_keys)
+    sa.Column("identity_sealed", BYTEA, nullable=False),  # audit.rows.Identity
+    sa.Column("conversation_mac", BYTEA),  # audit.vault.lookup
+    sa.Column("prompt_digest", BYTEA),  # audit.vault.commitment
+    sa.Column("prompt_sealed", BYTEA),  # salt, and texts where the level keeps them
     _flag("prompt_truncated"),
-    sa.Column("output_sha256", BYTEA),
+    sa.Column("output_digest", BYTEA),
     sa.Column("output_sealed", BYTEA),
     _flag("output_truncated"),
     sa.Column("error_sealed", BYTEA),  # Triton's words that the client was not told
@@ -79,14 +89,15 @@ audit_calls: Final = sa.Table(
     sa.Column("findings", JSONB, nullable=False, server_default="[]"),  # [guard, on, verdict, enforced] each
     sa.Column("redacted", JSONB, nullable=False, server_default="{}"),  # identifiers taken out, by class
     _flag("sanitised"),  # a column differs from what was journaled; evidence holds the original
-    sa.Column("evidence", BYTEA),
+    sa.Column("evidence_sealed", BYTEA),
     sa.Column("shipped_at", _when, nullable=False, server_default=sa.func.now()),
     postgresql_partition_by="RANGE (started_at)",
 )
 sa.Index("audit_calls_tenant", audit_calls.c.tenant, audit_calls.c.started_at.desc(), audit_calls.c.call_id.desc())
 sa.Index("audit_calls_call", audit_calls.c.call_id)
 sa.Index("audit_calls_trace", audit_calls.c.trace_id, postgresql_where=sa.text("trace_id <> ''"))
-sa.Index("audit_calls_position", audit_calls.c.sidecar, audit_calls.c.position)
+sa.Index("audit_calls_position", audit_calls.c.log, audit_calls.c.position)
+sa.Index("audit_calls_key", audit_calls.c.data_key, audit_calls.c.started_at)
 
 audit_events: Final = sa.Table(
     "audit_events",
@@ -96,7 +107,8 @@ audit_events: Final = sa.Table(
     sa.Column("kind", sa.Text, nullable=False),
     *map(_text, ("actor", "reason")),
     sa.Column("detail", JSONB, nullable=False, server_default="{}"),
-    sa.Column("sidecar", sa.Text),  # these six are null for what an officer did
+    sa.Column("sidecar", sa.Text),  # these seven are null for what an officer did: the fleet's log takes it up
+    sa.Column("log", sa.Text),
     sa.Column("position", sa.BigInteger),
     sa.Column("journal", sa.Text),
     sa.Column("sequence", sa.BigInteger),
@@ -106,24 +118,109 @@ audit_events: Final = sa.Table(
     sa.Column("recorded_at", _when, nullable=False, server_default=sa.func.now()),
 )
 sa.Index("audit_events_at", audit_events.c.at.desc(), audit_events.c.id.desc())
-sa.Index("audit_events_position", audit_events.c.sidecar, audit_events.c.position)
+sa.Index("audit_events_position", audit_events.c.log, audit_events.c.position)
 
 journal_cursors: Final = sa.Table(
     "journal_cursors",
     metadata,
     sa.Column("journal", sa.Text, primary_key=True),
-    sa.Column("sidecar", sa.Text, nullable=False),
+    sa.Column("log", sa.Text, nullable=False),
     sa.Column("needed", sa.BigInteger, nullable=False),  # read again from here after a restart
     sa.Column("done", sa.BigInteger, nullable=False),  # everything that ended up to here is stored
     sa.Column("updated_at", _when, nullable=False, server_default=sa.func.now()),
 )
 
-audit_logs: Final = sa.Table(
+audit_logs: Final = sa.Table(  # each log's tree as it is stored: its size and frontier (audit.merkle)
     "audit_logs",
     metadata,
-    sa.Column("sidecar", sa.Text, primary_key=True),
-    sa.Column("next_position", sa.BigInteger, nullable=False),
+    sa.Column("log", sa.Text, primary_key=True),
+    sa.Column("sidecar", sa.Text, nullable=False),
+    sa.Column("next_position", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("frontier", BYTEA, nullable=False, server_default=""),
     sa.Column("born_at", _when, nullable=False, server_default=sa.func.now()),
+)
+
+audit_leaves: Final = sa.Table(  # leaf hashes, 32 bytes each; they stay when a partition goes
+    "audit_leaves",
+    metadata,
+    sa.Column("log", sa.Text, primary_key=True),
+    sa.Column("first", sa.BigInteger, primary_key=True),
+    sa.Column("hashes", BYTEA, nullable=False),
+)
+
+audit_checkpoints: Final = sa.Table(  # signed tree heads (C2SP tlog-checkpoint)
+    "audit_checkpoints",
+    metadata,
+    sa.Column("log", sa.Text, primary_key=True),
+    sa.Column("size", sa.BigInteger, primary_key=True),
+    sa.Column("note", sa.Text, primary_key=True),
+    sa.Column("signed_at", _when, nullable=False),
+)
+
+fleet_entries: Final = sa.Table(  # the leaves of the log "fleet" (audit.fleet)
+    "fleet_entries",
+    metadata,
+    sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("body", sa.Text, nullable=False),  # canonical JSON
+    sa.Column("event", sa.Text, unique=True),  # the officer's act that it holds
+)
+
+data_keys: Final = sa.Table(
+    "data_keys",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("days", sa.Integer),  # the retention class; null: for ever
+    sa.Column("day", sa.Date, nullable=False),
+    sa.Column("version", sa.Integer, nullable=False),  # of the tenant's master key
+    sa.Column("wrapped", BYTEA),  # null: destroyed
+    sa.Column("subject_sealed", BYTEA),
+    sa.Column("subject_mac", BYTEA),  # KeyProvider.mac
+    sa.Column("destroyed_at", _when),
+    sa.Column("destroyed_by", sa.Text),  # the event that says why
+)
+sa.Index("data_keys_subject", data_keys.c.tenant, data_keys.c.subject_mac)
+sa.Index("data_keys_day", data_keys.c.tenant, data_keys.c.day)
+
+audit_terms: Final = sa.Table(  # keyed word tokens of the calls that may be searched; goes with its data key
+    "audit_terms",
+    metadata,
+    sa.Column("call_id", sa.Text, primary_key=True),
+    sa.Column("started_at", _when, primary_key=True),
+    sa.Column("data_key", sa.Text, nullable=False),
+    sa.Column("terms", sa.ARRAY(sa.BigInteger), nullable=False),
+)
+sa.Index("audit_terms_key", audit_terms.c.data_key)
+sa.Index("audit_terms_terms", audit_terms.c.terms, postgresql_using="gin")
+
+legal_holds: Final = sa.Table(
+    "legal_holds",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer),  # of the master key that the subject's name is wrapped under
+    sa.Column("subject_wrapped", BYTEA),  # null: everybody of the tenant
+    *map(_text, ("reason", "placed_by")),
+    sa.Column("placed_at", _when, nullable=False),
+    sa.Column("released_at", _when),
+    sa.Column("released_by", sa.Text),
+)
+
+erasures: Final = sa.Table(
+    "erasures",
+    metadata,
+    sa.Column("id", sa.Text, primary_key=True),
+    sa.Column("tenant", sa.Text, nullable=False),
+    sa.Column("version", sa.Integer),
+    sa.Column("subject_wrapped", BYTEA),  # null once it is done: nobody can be named any more
+    *map(_text, ("reason", "requested_by")),
+    sa.Column("requested_at", _when, nullable=False),
+    sa.Column("confirmed_by", sa.Text),
+    sa.Column("erased_at", _when),
+    sa.Column("keys", sa.BigInteger, nullable=False, server_default="0"),  # destroyed
+    sa.Column("records", sa.BigInteger, nullable=False, server_default="0"),  # that no longer open
+    sa.Column("pending_until", _when),  # copies outside the database are gone by then
+    sa.Column("done_at", _when),
 )
 
 bundles: Final = sa.Table(

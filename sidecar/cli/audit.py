@@ -19,7 +19,7 @@ from audit.search import Asker, Filter, Keyset, Messages, Page, SearchError
 from audit.search import search as search_records
 from audit.search import show as show_record
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
-from sidecar.cli.database import database, sealer_of
+from sidecar.cli.database import database, opener_of
 from sidecar.cli.keys import operator
 from sidecar.cli.records import harmless, told, told_whole
 from sidecar.core.model import Instant, OutcomeKind
@@ -115,9 +115,8 @@ def show(
     """Everything recorded of one call; exit 1 where there is no record of it, or several (a stream's messages)."""
     asker = _asker(now(), reason, reveal=reveal)
     with database(config, application="warden-audit") as opened:
-        sealer = sealer_of(opened.settings) if reveal else None
         try:
-            found = show_record(opened.engine, call_id, asker, sealer, opened.jurisdiction)
+            found = show_record(opened.engine, call_id, asker, opener_of(opened.settings), opened.jurisdiction)
         except SearchError as fault:
             fail(Exit.USAGE, str(fault))
     if found is None:
@@ -133,9 +132,8 @@ def show(
 
 def _search(config: Any, asked: Filter, asker: Asker) -> Page:
     with database(config, application="warden-audit") as opened:
-        sealer = sealer_of(opened.settings) if asker.reveal else None
         try:
-            return search_records(opened.engine, asked, asker, sealer, opened.jurisdiction)
+            return search_records(opened.engine, asked, asker, opener_of(opened.settings), opened.jurisdiction)
         except SearchError as fault:
             fail(Exit.USAGE, str(fault))
 

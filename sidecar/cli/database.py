@@ -1,4 +1,4 @@
-"""What the commands on the audit database share: opening it, its content key, and how its faults are told."""
+"""What the commands on the audit database share: opening it, its keys, and how its faults are told."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from audit import store
-from audit.content import ContentSealer
-from audit.seal import KeyFault
+from audit.keys import KeyFaultError
+from audit.opening import Opener
 from sidecar.cli.common import Exit, fail
 from sidecar.cli.keys import load_settings
 from sidecar.runtime.settings import Settings
-from sidecar.runtime.shipping import load_sealer
+from sidecar.runtime.shipping import keys_of
 
-__all__ = ["Database", "database", "sealer_of"]
+__all__ = ["Database", "database", "opener_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ def database(config: Path, *, application: str) -> Iterator[Database]:
         fail(Exit.NO, f"{config}: {fault}")
     except store.MismatchError as fault:
         fail(Exit.DEPENDENCY, str(fault))
+    except KeyFaultError as fault:
+        fail(Exit.DEPENDENCY, f"the tenants' master keys: {fault}")
     except sa.exc.SQLAlchemyError as fault:
         fail(Exit.DEPENDENCY, f"the audit database does not answer: {words(fault)}")
     finally:
@@ -56,9 +58,6 @@ def words(fault: sa.exc.SQLAlchemyError) -> str:
     return " ".join(filter(None, [type(cause).__name__, getattr(cause, "sqlstate", None), first]))
 
 
-def sealer_of(settings: Settings) -> ContentSealer:
-    """Opens and seals content; exit 2 where the key file cannot be used."""
-    sealer = load_sealer(settings)
-    if isinstance(sealer, KeyFault):
-        fail(Exit.USAGE, sealer.detail)
-    return sealer
+def opener_of(settings: Settings) -> Opener:
+    """Opens what was sealed, as far as the tenants' master keys are here."""
+    return Opener(keys_of(settings))

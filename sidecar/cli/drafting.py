@@ -357,6 +357,8 @@ audit:
     # SET THIS. Without a password here, libpq takes it from PGPASSWORD or ~/.pgpass.
     dsn: postgresql://warden@127.0.0.1:5432/warden
     jurisdiction: {here} # whose law the database is under; warden db upgrade writes it into the database
+  keys:
+    directory: {KEYS}/tenants # the tenants' master keys, made as needed: keep them, out of the database's backups
 
 # Traces, sent by `warden ship` to an OpenTelemetry collector:
 # telemetry:

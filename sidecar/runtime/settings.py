@@ -219,9 +219,32 @@ class DatabaseSection(_Section):
     key_file: Path | None = None  # 32 bytes that stored content is sealed under; without it, the journal's
 
 
+class MasterKeysSection(_Section):
+    """Where the tenants' master keys are, which stored content is sealed under: a directory that all sidecars and
+    officers of the jurisdiction share, and that no database backup holds. Without it, ``tenant-keys`` beside
+    ``database.key_file``.
+    """
+
+    directory: Path | None = None
+    backups: Annotated[float, BeforeValidator(parse_duration), Field(ge=0)] = 0.0  # how long copies of it are kept
+
+
+class AnchorSection(_Section):
+    """Where the fleet's log's heads are kept besides the database, where its administrators cannot change them."""
+
+    file: Path  # appended to; on a volume of its own, or one that is copied away
+
+
 class AuditSection(_Section):
     journal: JournalSection
     database: DatabaseSection
+    keys: MasterKeysSection = MasterKeysSection()
+    anchor: AnchorSection | None = None
+
+    @property
+    def keys_directory(self) -> Path:
+        root = self.database.key_file or self.journal.key_file
+        return self.keys.directory or root.parent / "tenant-keys"
 
 
 class OtlpSection(_Section):

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import secrets
 import signal
 import threading
 import time
@@ -20,19 +21,23 @@ from typing import Final
 from audit import store
 from audit.assemble import CallRecord, Place
 from audit.content import ContentSealer
+from audit.fleet import FileAnchor, Fleet
 from audit.follow import Follower, write_shipped
+from audit.keys import FileKeys
+from audit.logbook import LogBook
 from audit.poison import PoisonKeeper
 from audit.seal import KeyFault, load_root_key
 from audit.segments import FaultKind
-from audit.ship import Item, Parts, Shipper
+from audit.ship import Bounds, Item, Parts, Shipper
 from audit.spool import write_whole
+from audit.vault import Vault
 from sidecar.core.model import Secret
 from sidecar.runtime.settings import Settings
 from sidecar.telemetry import logs
 from sidecar.telemetry.export import SpanPump, exporter_for
 from sidecar.telemetry.spans import resource_of, span_of, to_be_exported
 
-__all__ = ["AlreadyShippingError", "JournalSource", "bind_to_parent", "load_sealer", "ship"]
+__all__ = ["AlreadyShippingError", "JournalSource", "bind_to_parent", "content_root", "keys_of", "load_sealer", "ship"]
 
 _LOG: Final = logging.getLogger("warden.ship")
 REPORT_SECONDS: Final = 1.0
@@ -126,8 +131,28 @@ def bind_to_parent(stop: threading.Event, parent: int | None) -> None:
 
 def load_sealer(settings: Settings) -> ContentSealer | KeyFault:
     """What content is sealed with: under the database's own key file, else the journal's."""
-    root = load_root_key(settings.audit.database.key_file or settings.audit.journal.key_file)
+    root = content_root(settings)
     return root if isinstance(root, KeyFault) else ContentSealer(root.reveal())
+
+
+def content_root(settings: Settings) -> Secret | KeyFault:
+    """The jurisdiction's root key: what the logs' keys follow from."""
+    return load_root_key(settings.audit.database.key_file or settings.audit.journal.key_file)
+
+
+def keys_of(settings: Settings) -> FileKeys:
+    """The tenants' master keys."""
+    return FileKeys(settings.audit.keys_directory, secrets.token_bytes)
+
+
+def _logs(settings: Settings) -> tuple[LogBook, Fleet]:
+    root = content_root(settings)
+    if isinstance(root, KeyFault):
+        raise OSError(root.detail)
+    directory, jurisdiction = settings.audit.journal.directory, settings.audit.database.jurisdiction
+    anchor = None if settings.audit.anchor is None else FileAnchor(settings.audit.anchor.file)
+    book = LogBook(directory / "log", settings.sidecar.name, jurisdiction, root, secrets.token_bytes)
+    return book, Fleet(directory / "fleet", jurisdiction, root, anchor)
 
 
 def ship(settings: Settings, root: Secret, sealer: ContentSealer, stop: threading.Event) -> None:
@@ -137,20 +162,25 @@ def ship(settings: Settings, root: Secret, sealer: ContentSealer, stop: threadin
     source = JournalSource(directory, root)
     engine = store.connect(settings.audit.database.dsn, application=f"warden-ship-{settings.sidecar.name}"[:63])
     pump = _pump(settings)
+    book, fleet = _logs(settings)
     parts = Parts(
         source=source,
         engine=engine,
-        sealer=sealer,
         redaction_key=sealer.redaction_key,
+        vault=Vault(keys_of(settings), secrets.token_bytes),
+        book=book,
+        fleet=fleet,
         poison=PoisonKeeper(directory / "poison", sealer),
         directory=directory,
+        sidecar=settings.sidecar.name,
+        region=settings.sidecar.region,
         jurisdiction=settings.audit.database.jurisdiction,
         now=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
         chance=random.random,
         ended=None if pump is None else _spans_to(pump),
     )
-    shipper = Shipper(parts, stop)
+    shipper = Shipper(parts, stop, Bounds(keep=settings.audit.journal.keep))
     try:
         with _alone(directory, stop), _reporting(directory / "ship.json", shipper, pump):
             if not stop.is_set():
@@ -246,6 +276,9 @@ def _report(shipper: Shipper, pump: SpanPump | None) -> bytes:
         "poisoned": status.poisoned,
         "open_calls": status.open_calls,
         "database_up": status.database_up,
+        "log": status.log,
+        "signed_size": status.signed_size,
+        "tampered": status.tampered,
     }
     counts = pump.counts if pump is not None else None
     report["spans_exported"] = counts.exported if counts else 0

@@ -58,6 +58,25 @@ class Server:
             connection.execute(f"CREATE DATABASE {name}")
         return self.dsn(name)
 
+    def snapshot(self, dsn: str) -> str:
+        """A copy of a database as it is now: its name, for ``restore``."""
+        name = f"warden_{next(_numbers)}"
+        self._copy(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"], name)
+        return name
+
+    def restore(self, name: str, dsn: str) -> None:
+        """Put a copy in a database's place, whoever is connected to it."""
+        place = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {place} ALLOW_CONNECTIONS false")
+            connection.execute(f"DROP DATABASE {place} WITH (FORCE)")
+        self._copy(name, str(place))
+
+    def _copy(self, source: Any, target: str) -> None:
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{source}'")
+            connection.execute(f"CREATE DATABASE {target} TEMPLATE {source} STRATEGY file_copy")
+
     @cached_property
     def shared(self) -> str:
         """One database for all tests: it is 300 files, and making and removing them is what would take the time."""

@@ -23,7 +23,7 @@ from google.rpc import error_details_pb2, status_pb2
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from audit import store as audit_store
-from audit.content import ContentSealer
+from audit.opening import Opener
 from audit.search import Asker, Filter
 from audit.search import search as search_records
 from sidecar.cli.demo.stack import AUDIENCE, ENVIRONMENT, ISSUER, JURISDICTION, Options, Parts, Stack
@@ -33,7 +33,7 @@ from sidecar.identity import mint, store
 from sidecar.identity.keys import read_pepper
 from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import load
-from sidecar.runtime.shipping import load_sealer
+from sidecar.runtime.shipping import keys_of
 from sidecar.triton.methods import KSERVE
 from sidecar.triton.protos import ModelStreamInferResponse
 from tests.support.kserve import packed, request
@@ -344,16 +344,14 @@ class Sidecar:
         return engine
 
     @cached_property
-    def _sealer(self) -> ContentSealer:
-        sealer = load_sealer(load(self.stack.config))
-        assert isinstance(sealer, ContentSealer)
-        return sealer
+    def _opener(self) -> Opener:
+        return Opener(keys_of(load(self.stack.config)))
 
     def search(self, *, reveal: bool = True, **asked: Any) -> list[dict[str, Any]]:
         """`warden audit search`, newest first."""
         ids = (uuid7(time.time_ns(), os.urandom(10)) for _ in itertools.count())
         asker = Asker("test", datetime.now(UTC), ids, "test", reveal)
-        page = search_records(self._engine, Filter(**asked), asker, self._sealer if reveal else None, JURISDICTION)
+        page = search_records(self._engine, Filter(**asked), asker, self._opener, JURISDICTION)
         return [found.shape() for found in page.found]
 
     def record(self, call_id: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import pickle
 import random
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -19,10 +20,14 @@ import msgspec
 from audit import store
 from audit.assemble import CallRecord, Place
 from audit.content import ContentSealer
+from audit.fleet import FileAnchor, Fleet
+from audit.keys import FileKeys
+from audit.logbook import LogBook
 from audit.poison import PoisonKeeper
 from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Settled, encode
 from audit.seal import load_root_key
 from audit.ship import Bounds, Item, Parts, Shipper
+from audit.vault import Vault
 from sidecar.core.model import Secret
 from sidecar.runtime.settings import load
 from sidecar.runtime.shipping import load_sealer, ship
@@ -138,6 +143,11 @@ def event(kind: str = "posture", **detail: Any) -> Event:
     return Event(f"event-{next(_ids)}", time.time_ns(), kind, "serve", detail)
 
 
+def keys_in(directory: Path) -> FileKeys:
+    """The tenants' master keys of a test."""
+    return FileKeys(directory / "tenant-keys", secrets.token_bytes)
+
+
 def shipper(
     source: Any,
     dsn: str,
@@ -148,24 +158,31 @@ def shipper(
     ended: Any = None,
     bounds: Bounds | None = None,
     seed: int = 7,
+    anchor: Path | None = None,
 ) -> Shipper:
     """A shipper on real parts but for its source; small bounds, so that tests are quick."""
     sealer = ContentSealer(ROOT)
     parts = Parts(
         source=source,
         engine=store.connect(dsn, application="warden-test-ship"),
-        sealer=sealer,
         redaction_key=sealer.redaction_key,
+        vault=Vault(keys_in(directory), secrets.token_bytes),
+        book=LogBook(directory / "log", "pod-1", jurisdiction, Secret(ROOT), secrets.token_bytes),
         poison=PoisonKeeper(directory / "poison", sealer),
         directory=directory,
+        sidecar="pod-1",
+        region="eu-west-1",
         jurisdiction=jurisdiction,
         now=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
         chance=random.Random(seed).random,
         ended=ended,
+        fleet=Fleet(directory / "fleet", jurisdiction, Secret(ROOT), None if anchor is None else FileAnchor(anchor)),
     )
     return Shipper(
-        parts, stop or threading.Event(), bounds or Bounds(seconds=0.02, idle=0.005, cursor=0.05, backoff_most=0.2)
+        parts,
+        stop or threading.Event(),
+        bounds or Bounds(seconds=0.02, idle=0.005, cursor=0.05, backoff_most=0.2, fleet=0.05),
     )
 
 

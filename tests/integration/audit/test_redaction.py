@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from datetime import UTC
 from pathlib import Path
 
 import msgspec
+import sqlalchemy as sa
 
-from audit.content import ContentSealer
+from audit import store
+from audit.opening import Opener
 from audit.record import Admitted, Content, Output, Refused
+from audit.vault import open_column
 from sidecar.core.model import Redaction
-from tests.support.postgres import query
-from tests.support.store import ROOT, FakeJournal, Shipping, facts, settled, wait_until
+from tests.support.store import FakeJournal, Shipping, facts, keys_in, settled, wait_until
 
 MAIL, IBAN, CARD, SSN = "alice@example.com", "DE89 3704 0044 0532 0130 00", "4111 1111 1111 1111", "536-90-4399"
 RULES = (
@@ -42,28 +42,31 @@ def test_no_identifier_reaches_the_database_on_any_path(dsn: str, tmp_path: Path
         journal.append(msgspec.structs.replace(end, internal=f"Triton said {MAIL}", texts=[told[9:40], told[40:]]))
     refused = asked()
     journal.append(Refused(refused, "POLICY_FORBIDS", 7, f"no {MAIL}", f"because {IBAN}"))
-    sanitised = asked(peer="\x00")  # whose original values are kept beside it
+    sanitised = asked(key_id="\x00")  # whose original values are kept beside it
     journal.append(Admitted(sanitised), settled(sanitised, told))
     with Shipping(journal, dsn, tmp_path, ended=spans.append) as shipping:
         wait_until(lambda: shipping.fault or shipping.shipper.status.rows >= 6)
     assert shipping.fault is None
-    rows = query(
-        dsn, "SELECT to_jsonb(c), started_at, prompt_sealed, output_sealed, evidence FROM warden.audit_calls c"
-    )
+    engine, opener = store.connect(dsn, application="test"), Opener(keys_in(tmp_path))
+    with store.transaction(engine) as connection:
+        rows = [dict(row) for row in connection.execute(sa.text("SELECT * FROM warden.audit_calls")).mappings()]
+        opener.load(connection, [row["data_key"] for row in rows])
+    engine.dispose()
     assert len(rows) == 6
-    for columns, started, prompt, output, evidence in rows:
-        place = {"tenant": "acme", "day": started.astimezone(UTC).date(), "call_id": columns["call_id"]}
-        opened = [
-            b"".join(ContentSealer(ROOT).open(sealed, column=column, **place))
-            for column, sealed in (("prompt", prompt), ("output", output))
-            if sealed is not None
-        ]
-        stored = json.dumps(columns).encode() + b"".join(opened) + bytes(evidence or b"")
+    assert sum(row["evidence_sealed"] is not None for row in rows) == 1
+    stops = set()
+    for row in rows:
+        key, opened = opener.record_key(row), opener.open(row, content=True)
+        assert key is not None
+        assert opened.identity is not None
+        texts = [b"".join(parts) for parts in (opened.prompt, opened.output) if parts is not None]
+        kept = b"" if row["evidence_sealed"] is None else open_column(key, "evidence", row["evidence_sealed"])
+        stored = str(row).encode() + b"".join(texts) + kept + msgspec.json.encode(opened.identity)
         assert [text for text in PLANTED if text.encode() in stored] == []
-        assert opened, "the rest of the text is kept"
-        assert all(b"account [iban], card" in text for text in opened)
-        counts = columns["redacted"]
+        assert texts, "the rest of the text is kept"
+        assert all(b"account [iban], card" in text for text in texts)
+        stops.add(opened.identity.parameters["stop"])
+        counts = row["redacted"]
         assert set(counts) == {"email", "iban", "card", "national_id", "badge"}
         assert counts["iban"] >= 1
-    hashes = {columns["parameters"]["stop"] for columns, *_ in rows}
-    assert len(hashes) == 1, "the same identifier of the same tenant can be told again"
+    assert len(stops) == 1, "the same identifier of the same tenant can be told again"

@@ -15,14 +15,25 @@ from typer.testing import CliRunner, Result
 
 from audit import search as search_module
 from audit import store
-from audit.content import ContentSealer
+from audit.opening import Opener
 from audit.record import Admitted
 from audit.search import Asker, Filter, Found, Keyset, search, show
 from migrations import versions
 from sidecar.cli.audit import app as audit_app
 from sidecar.cli.db import app as db_app
 from tests.support.postgres import query
-from tests.support.store import ROOT, FakeJournal, Shipping, completed, content, facts, refused, settled, wait_until
+from tests.support.store import (
+    ROOT,
+    FakeJournal,
+    Shipping,
+    completed,
+    content,
+    facts,
+    keys_in,
+    refused,
+    settled,
+    wait_until,
+)
 
 _numbers = itertools.count()
 HEAD = max(path.name[1:5] for path in Path(versions.__file__).parent.glob("m*.py"))
@@ -37,6 +48,17 @@ SHAPE = [
 
 def asker(*, reveal: bool = False, reason: str = "", at: datetime = AT) -> Asker:
     return Asker("cli:ada", at, (f"look-{n}" for n in _numbers), reason, reveal)
+
+
+class _Kept:
+    """Where the fixture's keys are."""
+
+    directory = Path()
+
+
+@pytest.fixture(autouse=True)
+def _keys_here(tmp_path: Path) -> None:
+    _Kept.directory = tmp_path
 
 
 @pytest.fixture
@@ -69,10 +91,11 @@ def filled(dsn: str, tmp_path: Path) -> str:
     return dsn
 
 
-def ask(dsn: str, asked: Filter, who: Asker | None = None, root: bytes = ROOT) -> list[dict[str, Any]]:
+def ask(dsn: str, asked: Filter, who: Asker | None = None, keys: Path | None = None) -> list[dict[str, Any]]:
+    opener = Opener(keys_in(keys or _Kept.directory))
     engine = store.connect(dsn, application="test")
     try:
-        page = search(engine, asked, who or asker(), ContentSealer(root), "EU")
+        page = search(engine, asked, who or asker(), opener, "EU")
         return [found.shape() for found in page.found]
     finally:
         engine.dispose()
@@ -115,7 +138,7 @@ def test_the_shape_is_the_contracts(filled: str) -> None:
     assert (found["ttft_ms"], found["duration_ms"]) == (2.0, 5.0)
     assert (found["prompt"], found["output"], found["content"]) == (None, None, "withheld")
     assert (found["prompt_bytes"], found["output_bytes"]) == (21, 11)
-    assert len(found["prompt_sha256"]) == 64
+    assert len(found["prompt_digest"]) == 64
 
 
 def test_pages_by_keyset_lose_and_repeat_nothing(dsn: str, tmp_path: Path) -> None:
@@ -153,10 +176,26 @@ def test_content_is_revealed_with_a_reason_and_that_is_recorded(filled: str) -> 
     assert events[1][3] == {"calls": ["c6", "c4", "c3", "c2", "c1"]}
 
 
-def test_another_key_opens_nothing_and_says_so(filled: str) -> None:
-    (found,) = ask(filled, Filter(call="c1"), asker(reveal=True, reason="r"), root=b"x" * 32)
+def test_without_the_keys_nothing_opens_and_it_says_so(filled: str, tmp_path: Path) -> None:
+    (found,) = ask(filled, Filter(call="c1"), asker(reveal=True, reason="r"), tmp_path / "elsewhere")
     assert found["prompt"] is None
-    assert found["content"].startswith("unreadable: sealed under another root key")
+    assert found["subject"] is None
+    assert found["content"] == "unreadable: the key it is sealed under is not here"
+
+
+def test_who_was_sought_is_not_named_in_the_record_of_the_search(filled: str) -> None:
+    for asked in (Filter(subject="patient 7"), Filter(conversation="patient 7"), Filter(principal="patient 7")):
+        ask(filled, asked)
+    told = query(filled, "SELECT detail::text FROM warden.audit_events WHERE kind = 'audit_search'")
+    assert len(told) == 3
+    assert all("patient" not in detail and "mac:" in detail for (detail,) in told)
+
+
+def test_identities_are_sealed_with_the_record_and_shown_to_who_may_open_it(filled: str) -> None:
+    (found,) = ask(filled, Filter(call="c1"))
+    assert (found["subject"], found["principal"], found["content"]) == ("patient 7", "ada", "withheld")
+    columns = query(filled, "SELECT * FROM warden.audit_calls WHERE call_id = 'c1'")
+    assert "patient 7" not in str(columns)
 
 
 def test_a_search_that_cannot_be_recorded_returns_nothing(filled: str) -> None:
@@ -312,7 +351,7 @@ def test_what_is_read_by_no_terminal_is_never_cut(config: Path, monkeypatch: pyt
     done = run(audit_app, "search", "--config", str(config))
     assert len(done.stdout.splitlines()) == 2 * 6
     shown = run(audit_app, "show", "c3", "--config", str(config)).stdout
-    digest = json.loads(run(audit_app, "show", "c3", "--config", str(config), "--json").stdout)["prompt_sha256"]
+    digest = json.loads(run(audit_app, "show", "c3", "--config", str(config), "--json").stdout)["prompt_digest"]
     assert digest in shown
 
 

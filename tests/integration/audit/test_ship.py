@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import pickle
@@ -11,15 +12,24 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
+from psycopg.rows import dict_row
 
 from audit import store
 from audit.assemble import Place
 from audit.content import ContentSealer
+from audit.logbook import log_signer, origin_of
+from audit.merkle import Tree
+from audit.opening import Opener
 from audit.poison import PoisonKeeper
 from audit.record import Admitted, Output
+from audit.rows import Identity
 from audit.ship import Bounds
 from audit.spool import read_bundle, spool_bundle
+from audit.tlog import parse_checkpoint, parse_note
+from audit.vault import commitment, open_column
+from sidecar.core.model import Secret
 from tests.support.postgres import Server, prepare, query, running_server
 from tests.support.store import (
     PLACE,
@@ -30,6 +40,7 @@ from tests.support.store import (
     content,
     event,
     facts,
+    keys_in,
     refused,
     settled,
     ship_until_killed,
@@ -53,38 +64,49 @@ def ship(journal: FakeJournal, dsn: str, directory: Path, rows: int, **options: 
 
 def test_a_call_is_one_row_with_its_content_sealed(dsn: str, tmp_path: Path) -> None:
     journal = FakeJournal()
-    journal.append(*completed(subject="patient 7", parameters={"temperature": 0.5}))
+    journal.append(*completed(subject="patient 7", parameters={"temperature": 0.5}, peer="10.0.0.7", conversation="k"))
     ship(journal, dsn, tmp_path, 1)
-    ((call_id, started, sealed, output, size, sidecar, region),) = query(
-        dsn,
-        "SELECT call_id, started_at, prompt_sealed, output_sealed, output_bytes, sidecar, region"
-        " FROM warden.audit_calls",
-    )
-    place = {"tenant": "acme", "day": started.astimezone(UTC).date(), "call_id": call_id}
-    sealer = ContentSealer(ROOT)
-    assert sealer.open(sealed, column="prompt", **place) == [b"Where is the ", b"library?"]
-    assert sealer.open(output, column="output", **place) == [b"Over ", b"there."]
-    assert b"library" not in sealed
-    assert (size, sidecar, region) == (11, PLACE.sidecar, PLACE.region)
+    with psycopg.connect(dsn, row_factory=dict_row) as connection:
+        row = connection.execute("SELECT * FROM warden.audit_calls").fetchone()
+    assert row is not None
+    assert (row["output_bytes"], row["sidecar"], row["region"]) == (11, PLACE.sidecar, PLACE.region)
+    for told in (b"library", b"patient", b"10.0.0.7", b"temperature"):
+        assert all(told not in str(value).encode() and told not in raw(value) for value in row.values()), told
+    engine, opener = store.connect(dsn, application="test"), Opener(keys_in(tmp_path))
+    with store.transaction(engine) as connection:
+        opener.load(connection, [row["data_key"]])
+        assert opener.keys_of(connection, None, "patient 7") == [row["data_key"]]
+        assert opener.keys_of(connection, "acme", "patient 8") == []
+    engine.dispose()
+    opened = opener.open(row, content=True)
+    assert opened.prompt == [b"Where is the ", b"library?"]
+    assert opened.output == [b"Over ", b"there."]
+    assert opened.identity == Identity("patient 7", "k", "ada", "10.0.0.7", "", {"temperature": 0.5})
+    assert row["prompt_digest"] == commitment(opened.salts["prompt"], hashlib.sha256(b"Where is the library?").digest())
     assert journal.shipped_to == 2
 
 
 def test_words_that_the_client_was_not_told_are_sealed(dsn: str, tmp_path: Path) -> None:
     """They may quote another tenant's prompt: no column, nor the evidence beside altered ones, has them in plain."""
-    journal, call = FakeJournal(), facts(request_id="a\x00b")  # altered, so that there is evidence
+    journal, call = FakeJournal(), facts(key_id="a\x00b")  # altered, so that there is evidence
     words = b"ValueError: ['somebody else's prompt']"
     journal.append(Admitted(call), settled(call, outcome="failed", status=13, quoted=content(words)))
     ship(journal, dsn, tmp_path, 1)
-    ((started, sealed, size, row),) = query(
-        dsn, "SELECT started_at, error_sealed, error_bytes, audit_calls::text FROM warden.audit_calls"
-    )
-    place = {"tenant": "acme", "day": started.astimezone(UTC).date(), "call_id": call.call_id}
-    assert ContentSealer(ROOT).open(sealed, column="error", **place) == [words]
-    assert size == len(words)
-    assert "somebody" not in row
-    ((evidence,),) = query(dsn, "SELECT evidence FROM warden.audit_calls")
-    assert evidence is not None
-    assert b"somebody" not in evidence
+    engine, opener = store.connect(dsn, application="test"), Opener(keys_in(tmp_path))
+    with store.transaction(engine) as connection:
+        row = dict(connection.execute(sa.text("SELECT * FROM warden.audit_calls")).mappings().one())
+        opener.load(connection, [row["data_key"]])
+    engine.dispose()
+    assert opener.open(row, content=True).error == [words]
+    assert row["error_bytes"] == len(words)
+    assert "somebody" not in str(row)
+    key = opener.record_key(row)
+    assert key is not None
+    assert b"somebody" not in open_column(key, "evidence", row["evidence_sealed"])
+
+
+def raw(value: Any) -> bytes:
+    return bytes(value) if isinstance(value, bytes | memoryview) else b""
 
 
 def test_positions_count_calls_and_events_in_order(dsn: str, tmp_path: Path) -> None:
@@ -231,23 +253,87 @@ def test_two_shippers_of_one_journal_store_each_record_once(dsn: str, tmp_path: 
     assert positions(dsn) == list(range(300))
 
 
-def test_a_database_restored_from_before_gets_the_same_records_again(dsn: str, tmp_path: Path) -> None:
+EVERYTHING = (
+    "SELECT log, position, call_id, started_at, prompt_sealed, output_sealed, identity_sealed, prompt_digest, data_key"
+    " FROM warden.audit_calls ORDER BY 1, 2"
+)
+LEAVES = "SELECT log, first, hashes FROM warden.audit_leaves WHERE log <> 'fleet' ORDER BY 1, 2"
+
+
+def test_a_database_restored_from_before_gets_the_same_records_again(
+    postgres: Server, dsn: str, tmp_path: Path
+) -> None:
     journal = FakeJournal()
-    journal.append(*(entry for _ in range(30) for entry in completed()))
-    everything = "SELECT position, call_id, started_at, prompt_sealed, output_sealed FROM warden.audit_calls ORDER BY 1"
+    journal.append(*(entry for _ in range(10) for entry in completed()))
+    ship(journal, dsn, tmp_path, 10)
+    before = postgres.snapshot(dsn)
+    journal.append(*(entry for _ in range(20) for entry in completed()))
     with Shipping(journal, dsn, tmp_path) as shipping:
-        wait_until(lambda: shipping.shipper.status.rows >= 30)
-        stored = query(dsn, everything)
-        query(
-            dsn,
-            "WITH a AS (DELETE FROM warden.audit_calls WHERE position >= 10),"
-            " b AS (UPDATE warden.audit_logs SET next_position = 10)"
-            " UPDATE warden.journal_cursors SET needed = 30, done = 29",
-        )
+        wait_until(lambda: shipping.shipper.status.rows >= 20 and shipping.shipper.status.signed_size == 30)
+        stored, leaves = query(dsn, EVERYTHING), query(dsn, LEAVES)
+        postgres.restore(before, dsn)  # while it is running: a standby was promoted
+        assert len(positions(dsn)) == 10
         journal.append(event())
-        wait_until(lambda: shipping.fault or len(positions(dsn)) == 31)
+        wait_until(lambda: shipping.fault or len(positions(dsn)) == 32)
     assert shipping.fault is None
-    assert query(dsn, everything) == stored
+    assert query(dsn, EVERYTHING) == stored
+    assert query(dsn, LEAVES)[: len(leaves)] == leaves
+    ((told,),) = query(dsn, "SELECT detail FROM warden.audit_events WHERE kind = 'database_rolled_back'")
+    assert (told["size"], told["signed_size"]) == (10, 30)
+
+
+def test_a_database_restored_from_before_all_that_is_kept_gets_a_new_log(
+    postgres: Server, dsn: str, tmp_path: Path
+) -> None:
+    journal = FakeJournal()
+    journal.append(*completed())
+    ship(journal, dsn, tmp_path, 1)
+    before = postgres.snapshot(dsn)
+    journal.append(*completed(), *completed())
+    shipping = ship(journal, dsn, tmp_path, 2)
+    postgres.restore(before, dsn)
+    (tmp_path / "log" / "batches" / f"{1:020d}.batch").unlink()
+    ship(journal, dsn, tmp_path, 3)
+    assert query(dsn, "SELECT count(*), count(DISTINCT log) FROM warden.audit_calls") == [(3, 2)]
+    ((told,),) = query(dsn, "SELECT detail FROM warden.audit_events WHERE kind = 'log_ended'")
+    assert told == {"log": shipping.shipper.status.log, "size": 1, "signed_size": 3}
+
+
+def test_a_forged_tree_is_neither_added_to_nor_signed(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(*completed(), *completed())
+    ship(journal, dsn, tmp_path, 2)
+    heads = query(dsn, "SELECT size, note FROM warden.audit_checkpoints WHERE log <> 'fleet' ORDER BY 1")
+    query(dsn, "UPDATE warden.audit_logs SET frontier = sha256('forged')")
+    journal.append(*completed())
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.tampered)
+        assert "not those made here" in str(shipping.shipper.status.last_error)
+    assert shipping.fault is None
+    assert positions(dsn) == [0, 1]
+    assert query(dsn, "SELECT size, note FROM warden.audit_checkpoints WHERE log <> 'fleet' ORDER BY 1") == heads
+
+
+def test_heads_are_signed_and_each_extends_the_one_before(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    bounds = Bounds(seconds=0.01, idle=0.005, checkpoint=0.0)
+    with Shipping(journal, dsn, tmp_path, bounds=bounds) as shipping:
+        for count in range(1, 6):
+            journal.append(*completed())
+            wait_until(lambda count=count: shipping.fault or shipping.shipper.status.signed_size == count)
+    assert shipping.fault is None
+    log = shipping.shipper.status.log
+    verifier = log_signer(Secret(ROOT), origin_of("EU", log)).verifier
+    ((hashes,),) = query(
+        dsn, "SELECT string_agg(hashes, '' ORDER BY first) FROM warden.audit_leaves WHERE log <> 'fleet'"
+    )
+    tree = Tree([hashes[at : at + 32] for at in range(0, len(hashes), 32)])
+    heads = query(dsn, "SELECT note FROM warden.audit_checkpoints WHERE log <> 'fleet' ORDER BY size")
+    assert len(heads) == 5
+    for (note,) in heads:
+        assert verifier.accepts(parse_note(note))
+        head = parse_checkpoint(parse_note(note).text)
+        assert head.root == tree.root(head.size)
 
 
 def test_a_cursor_that_was_lost_stores_nothing_twice(dsn: str, tmp_path: Path) -> None:
@@ -294,8 +380,8 @@ def test_postgres_goes_and_comes_back(tmp_path: Path) -> None:
             wait_until(lambda: shipping.shipper.status.rows == 50)
             server.stop()
             journal.append(*(entry for _ in range(50) for entry in completed()))
-            wait_until(lambda: not shipping.shipper.status.database_up)
-            assert shipping.shipper.status.oldest_unshipped_at is not None
+            status = shipping.shipper.status
+            wait_until(lambda: not status.database_up and status.oldest_unshipped_at is not None)
             assert shipping.shipper.status.last_error
             server.start()
             wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 100)

@@ -115,10 +115,10 @@ def test_texts_are_made_fit(given: str, clean: str) -> None:
 def test_numbers_and_json_are_made_fit() -> None:
     cleaner = Cleaner()
     assert cleaner.number(7) == 7
-    assert cleaner.json({"a": 1, "b": "c", "d": True, "e": 0.5}) == b'{"a":1,"b":"c","d":true,"e":0.5}'
+    assert cleaner.json({"a": 1, "b": "c", "d": True, "e": 0.5}) == '{"a":1,"b":"c","d":true,"e":0.5}'
     assert not cleaner.changed
     assert cleaner.number(2**63) == 2**63 - 1
-    assert cleaner.json({"n": float("inf"), "z\x00": "\ud800"}) == '{"n":"inf","z\ufffd":"\ufffd"}'.encode()
+    assert cleaner.json({"n": float("inf"), "z\x00": "\ud800"}) == '{"n":"inf","z\ufffd":"\ufffd"}'
     assert cleaner.changed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from audit.search import Found
+from audit.search import IDENTITY, Found
 from audit.tables import audit_calls
 from sidecar.cli.records import told, told_whole
 
@@ -15,11 +15,12 @@ CALL = "01934567-89ab-7cde-8f01-23456789abcd/12"
 
 
 def found(prompt: str | None = None, output: str | None = None, content: str = "withheld", **columns: Any) -> Found:
-    every: dict[str, Any] = dict.fromkeys((column.name for column in audit_calls.c), "") | {"decision": {}}
+    names = [*(column.name for column in audit_calls.c), *IDENTITY]
+    every: dict[str, Any] = dict.fromkeys(names, "") | {"decision": {}}
     numbers = dict.fromkeys(
         ("status", "input_tokens", "output_tokens", "duration_ns", "prompt_bytes", "output_bytes"), 0
     )
-    nothing = dict.fromkeys(("ttft_ns", "prompt_sha256", "output_sha256", "model_digest"))
+    nothing = dict.fromkeys(("ttft_ns", "prompt_digest", "output_digest", "model_digest"))
     known = {
         "call_id": CALL, "started_at": datetime(2026, 11, 30, 11, 55, 7, 900_000, tzinfo=UTC), "tenant": "acme",
         "key_id": "abcdefghijkl", "model": "chat", "outcome": "completed", "method": "/inference.X/ModelInfer",
@@ -110,9 +111,9 @@ def test_a_tenants_text_neither_acts_nor_forges() -> None:
 
 @pytest.mark.parametrize("width", [None, 80])
 def test_show_tells_every_column_and_breaks_no_digest(width: int | None) -> None:
-    record = found("one\ntwo", content="revealed", prompt_sha256=b"\x01" * 32, internal="why " * 40)
+    record = found("one\ntwo", content="revealed", prompt_digest=b"\x01" * 32, internal="why " * 40)
     said = [text.plain for text in told_whole(record, width)]
-    assert any(line.split() == ["prompt", "sha256", "01" * 32] for line in said) or "    " + "01" * 32 in said
+    assert any(line.split() == ["prompt", "digest", "01" * 32] for line in said) or "    " + "01" * 32 in said
     assert any(line.startswith("call id ") and line.endswith(CALL) for line in said)
     assert said[said.index("    two") - 1].split() == ["prompt", "one"]
     assert sum(line.split().count("why") for line in said) == 40 + 1, "and the column route_why"

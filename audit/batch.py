@@ -1,0 +1,86 @@
+"""A sealed batch: one transaction's rows as they were made, with the tree before and after; kept on our own disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from audit.merkle import Frontier
+from audit.rows import CallRow, EventRow, leaf_of
+from audit.vault import KeyRow
+
+__all__ = ["Batch", "Cursor", "Row", "StoredBundle", "decode_batch", "encode_batch", "make_batch"]
+
+Row = CallRow | EventRow
+
+
+class Cursor(msgspec.Struct, frozen=True, array_like=True):
+    """Where one journal stands: read again from ``needed``; all that ended at or before ``done`` is stored."""
+
+    needed: int
+    done: int
+
+
+class StoredBundle(msgspec.Struct, frozen=True, array_like=True):
+    """A policy bundle's content, stored with the event that names it; ``at_ns`` since the UNIX epoch."""
+
+    digest: str
+    content: bytes
+    at_ns: int
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """What one transaction stores. ``rows`` have positions ``first``, ``first`` + 1, …; ``leaves`` are their hashes."""
+
+    log: str
+    sidecar: str
+    journal: str
+    jurisdiction: str
+    first: int
+    before_hashes: bytes  # of the frontier of ``first`` leaves
+    before: Cursor
+    after: Cursor
+    rows: list[Row]
+    leaves: bytes
+    keys: list[KeyRow] = []
+    bundles: list[StoredBundle] = []
+    made_ns: int = 0
+
+    @property
+    def end(self) -> int:
+        """The position after its last row."""
+        return self.first + len(self.rows)
+
+    @property
+    def frontier(self) -> Frontier:
+        """The tree before this batch."""
+        return Frontier.unpack(self.first, self.before_hashes)
+
+    @property
+    def grown(self) -> Frontier:
+        """The tree after it."""
+        leaves = self.leaves
+        return self.frontier.extended(leaves[at : at + 32] for at in range(0, len(leaves), 32))
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Batch)
+
+
+def make_batch(place: Batch, rows: Sequence[Row], *, keys: Sequence[KeyRow], bundles: Sequence[StoredBundle]) -> Batch:
+    """``place`` with what it holds; the leaves are computed here."""
+    leaves = b"".join(map(leaf_of, rows))
+    return msgspec.structs.replace(place, rows=list(rows), leaves=leaves, keys=list(keys), bundles=list(bundles))
+
+
+def encode_batch(batch: Batch) -> bytes:
+    return _ENCODER.encode(batch)
+
+
+def decode_batch(data: bytes) -> Batch:
+    """Raises msgspec's DecodeError, and ValueError where leaves and rows do not agree."""
+    batch = _DECODER.decode(data)
+    if len(batch.leaves) != 32 * len(batch.rows):
+        raise ValueError(f"{len(batch.rows)} rows have {len(batch.leaves)} bytes of leaves")
+    return batch

@@ -1,0 +1,64 @@
+"""What a log's leaf covers: every column of a record as it can be read back, sealed ones by their SHA-256.
+
+A leaf is ``warden/call/v1`` or ``warden/event/v1``, a NUL, and a MessagePack array of [name, value] pairs in the order
+of ``audit.rows``, without those that are null, and without empty texts, zeros and false where a column can't be null.
+Times are µs since the UNIX epoch; JSON is its text with sorted keys and no spaces. So a column that is added later
+changes no older leaf.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["canonical_json", "leaf_data"]
+
+NULLABLE: Final = frozenset({"ttft_ns", "retention_days", "model_digest", "position", "sequence", "sidecar", "log"})
+JSON: Final = {"call": frozenset({"tensors", "redacted", "decision", "findings"}), "event": frozenset({"detail"})}
+_EMPTY: Final = ("{}", "[]")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+
+def leaf_data(kind: str, pairs: Iterable[tuple[str, Any]]) -> bytes:
+    """``kind`` is ``call`` or ``event``. Columns whose names end in ``_sealed`` count by their SHA-256."""
+    json_columns = JSON[kind]
+    told: list[tuple[str, Any]] = []
+    for name, value in pairs:
+        if name in json_columns:
+            text = value if isinstance(value, str) else canonical_json(value)
+            if text not in _EMPTY:
+                told.append((name, text))
+        elif value or (value is not None and (name in NULLABLE or name.endswith("_sealed"))):
+            told.append((name, _plain(name, value)))
+    return b"warden/%b/v1\x00" % kind.encode() + _ENCODER.encode(told)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, bytes | memoryview):
+        return hashlib.sha256(value).digest() if name.endswith("_sealed") else bytes(value)
+    assert isinstance(value, datetime), name
+    return (value - _EPOCH) // _MICROSECOND
+
+
+def canonical_json(value: Any) -> str:
+    """A parsed JSON value as one text, whatever its keys' order or its numbers' spelling was."""
+    return json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # Postgres keeps 1e2 and 100.0 as numerics, whose text differs from ours
+    if isinstance(value, dict):
+        return {name: _canonical(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    return value

@@ -1,0 +1,236 @@
+"""One log's memory on the sidecar's own disk: its batches as they were sealed, and the last tree head it signed.
+
+The database is where others read the log; what it holds is never asked what the log is. A head is signed only where it
+extends the last one here, and it is here, durable, before anybody sees it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from audit.batch import Batch, Cursor, decode_batch, encode_batch
+from audit.merkle import Frontier
+from audit.seal import Random
+from audit.spool import write_whole
+from audit.tlog import Checkpoint, Signer
+from sidecar.core.model import Secret
+
+__all__ = ["ForkError", "LogBook", "LogState", "log_signer", "origin_of"]
+
+_BATCH: Final = re.compile(r"(\d{20})\.batch")
+
+
+class ForkError(Exception):
+    """What is shown or kept is not an extension of what was signed; nothing is signed until a person has looked."""
+
+
+class LogState(msgspec.Struct, frozen=True):
+    """``log``: which log, for ever; ``size`` and ``hashes``: the frontier that was signed last."""
+
+    log: str
+    size: int = 0
+    hashes: bytes = b""
+    next_size: int = 0  # the frontier after the last batch that was kept
+    next_hashes: bytes = b""
+    journal: str = ""
+    needed: int = 0
+    done: int = -1
+
+
+def origin_of(jurisdiction: str, log: str) -> str:
+    """The checkpoint's first line, and the name of the log's key."""
+    return f"warden/{jurisdiction}/{log}"
+
+
+def log_signer(root: Secret, origin: str) -> Signer:
+    """A log's Ed25519 key follows from the jurisdiction's root key and the log's origin: who has one has the other."""
+    seed = HKDF(SHA256(), 32, None, b"warden log key v1\x00" + origin.encode()).derive(root.reveal())
+    return Signer(origin, seed)
+
+
+class LogBook:
+    """For one process at a time (the shipper's lock sees to that)."""
+
+    def __init__(self, directory: Path, sidecar: str, jurisdiction: str, root: Secret, random: Random) -> None:
+        """Opens ``directory``, or begins a new log there. Raises OSError and ForkError."""
+        self._directory, self._batches = directory, directory / "batches"
+        self._sidecar, self._jurisdiction, self._root, self._random = sidecar, jurisdiction, root, random
+        self._open()
+
+    def _open(self) -> None:
+        self._batches.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._firsts = self._list()  # of the kept batches, in order: a directory of a day is too long to read each time
+        self._state = self._load() or LogState(f"{self._sidecar}.{self._random(8).hex()}")
+        self.signer = log_signer(self._root, origin_of(self._jurisdiction, self._state.log))
+        self._save(self._state)
+        self._catch_up()
+
+    @property
+    def log(self) -> str:
+        return self._state.log
+
+    @property
+    def signed(self) -> Frontier:
+        """The tree whose head was signed last."""
+        return Frontier.unpack(self._state.size, self._state.hashes)
+
+    @property
+    def next(self) -> Frontier:
+        """The tree after the last batch that was kept."""
+        return Frontier.unpack(self._state.next_size, self._state.next_hashes)
+
+    @property
+    def cursor(self) -> tuple[str, Cursor]:
+        """(journal, cursor) after the last batch; ("", …) before the first."""
+        return self._state.journal, Cursor(self._state.needed, self._state.done)
+
+    def keep(self, batch: Batch) -> None:
+        """Durable when this returns. Replaces a kept batch only where nobody has been shown its head."""
+        if batch.log != self.log or batch.first < self._state.size:
+            raise ForkError(f"position {batch.first} of {batch.log} was signed as something else")
+        if batch.first > self._state.next_size:
+            raise ForkError(f"position {batch.first} of {batch.log} does not follow {self._state.next_size}")
+        self._forget([first for first in self._firsts if first > batch.first])
+        write_whole(self._path(batch.first), encode_batch(batch))
+        if batch.first not in self._firsts[-1:]:
+            self._firsts.append(batch.first)
+        self._follow(batch)
+
+    def drop_unsigned(self, size: int) -> None:
+        """Forget what was sealed at or after ``size`` and never signed: another shipper has stored it."""
+        if size < self._state.size:
+            raise ForkError(f"the first {self._state.size} of {self.log} were signed")
+        gone = [first for first in self._firsts if first >= size]
+        if not gone:
+            return
+        oldest = self.batch(gone[0])
+        self._forget(gone)
+        self._save(
+            msgspec.structs.replace(
+                self._state, next_size=oldest.first, next_hashes=oldest.before_hashes,
+                needed=oldest.before.needed, done=oldest.before.done, journal=oldest.journal,
+            )
+        )  # fmt: skip
+
+    def moved(self, journal: str, cursor: Cursor) -> None:
+        """The journal was read on without a record that completes: only the cursor moved."""
+        state = self._state
+        if (state.journal, state.needed, state.done) != (journal, cursor.needed, cursor.done):
+            moved = msgspec.structs.replace(state, journal=journal, needed=cursor.needed, done=cursor.done)
+            self._save(moved, durable=False)  # read again in vain at worst
+
+    def sign(self, tree: Frontier) -> str:
+        """The signed head of ``tree``, which is the last one here or one between it and the last signed."""
+        state = self._state
+        if tree.size < state.size or (tree.size == state.size and tree.pack() != state.hashes):
+            raise ForkError(f"a head of {tree.size} leaves does not extend the one signed of {state.size}")
+        if tree != self._at(tree.size):
+            raise ForkError(f"the head of {tree.size} leaves is not of this log")
+        if tree.size > state.size:
+            self._save(msgspec.structs.replace(state, size=tree.size, hashes=tree.pack()))
+        return self.signer.sign(Checkpoint(self.signer.verifier.name, tree.size, tree.root).text)
+
+    def since(self, size: int) -> Iterator[Batch]:
+        """The kept batches from position ``size`` on. Raises LookupError where they are no longer kept."""
+        firsts = [first for first in self._firsts if first >= size]
+        if size < self._state.next_size and firsts[:1] != [size]:
+            raise LookupError(f"the batches from position {size} of {self.log} are no longer kept")
+        return (self.batch(first) for first in firsts)
+
+    def begin_anew(self) -> None:
+        """Put this log aside, as it is, and begin another. Raises OSError."""
+        for n in range(1000):
+            aside = self._directory.with_name(f"{self._directory.name}.ended-{n}")
+            if not aside.exists():
+                self._directory.rename(aside)
+                break
+        else:
+            raise OSError(f"{self._directory}: too many logs were put aside")
+        self._open()
+
+    def tree_at(self, size: int) -> Frontier | None:
+        """The tree of the first ``size`` leaves, where a batch that is kept begins or ends there."""
+        return self._at(size)
+
+    def batch(self, first: int) -> Batch:
+        try:
+            return decode_batch(self._path(first).read_bytes())
+        except (msgspec.DecodeError, ValueError) as fault:
+            raise ForkError(f"{self._path(first)} is damaged: {fault}") from fault
+
+    def prune(self, *, before_s: float) -> None:
+        """Forget batches that were signed and last written before ``before_s`` (s since the UNIX epoch)."""
+        for first, after in itertools.pairwise(list(self._firsts)):
+            path = self._path(first)
+            if after > self._state.size or path.stat().st_mtime > before_s:
+                return
+            path.unlink()
+            self._firsts.remove(first)
+
+    def _at(self, size: int) -> Frontier | None:
+        state = self._state
+        if size == state.next_size:
+            return self.next
+        if size == state.size:
+            return self.signed
+        return self.batch(size).frontier if self._path(size).exists() else None
+
+    def _catch_up(self) -> None:
+        """A crash may lie between a batch and the state that tells of it."""
+        for first in [first for first in self._firsts if first >= self._state.next_size]:
+            if first != self._state.next_size:
+                raise ForkError(f"{self._path(first)} does not follow position {self._state.next_size}")
+            try:
+                batch = decode_batch(self._path(first).read_bytes())
+            except (msgspec.DecodeError, ValueError):
+                self._forget([first])  # never whole, so never sent
+                return
+            self._follow(batch)
+
+    def _follow(self, batch: Batch) -> None:
+        tree = batch.grown
+        if batch.first != self._state.next_size and batch.first < self._state.size:
+            raise ForkError(f"position {batch.first} of {batch.log} was signed")
+        self._save(
+            msgspec.structs.replace(
+                self._state,
+                next_size=tree.size,
+                next_hashes=tree.pack(),
+                journal=batch.journal,
+                needed=batch.after.needed,
+                done=batch.after.done,
+            ),
+            durable=False,
+        )  # fmt: skip — found again from the batch
+
+    def _forget(self, firsts: list[int]) -> None:
+        """Newest first, so that a crash between leaves no gap."""
+        for first in reversed(firsts):
+            self._path(first).unlink(missing_ok=True)
+            self._firsts.remove(first)
+
+    def _list(self) -> list[int]:
+        return sorted(int(match[1]) for path in self._batches.iterdir() if (match := _BATCH.fullmatch(path.name)))
+
+    def _path(self, first: int) -> Path:
+        return self._batches / f"{first:020d}.batch"
+
+    def _load(self) -> LogState | None:
+        try:
+            return msgspec.json.decode((self._directory / "log.json").read_bytes(), type=LogState)
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, ValueError) as fault:
+            raise ForkError(f"{self._directory / 'log.json'} is damaged: {fault}") from fault
+
+    def _save(self, state: LogState, *, durable: bool = True) -> None:
+        self._state = state
+        write_whole(self._directory / "log.json", msgspec.json.encode(state), durable=durable)

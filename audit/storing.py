@@ -1,0 +1,227 @@
+"""The one transaction that stores a sealed batch: rows, leaves, the log's frontier, keys, bundles and the cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import BYTEA, JSONB
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+
+from audit.batch import Batch, Cursor, Row
+from audit.keys import KeyProvider
+from audit.merkle import Frontier
+from audit.rows import CALL_COLUMNS, EVENT_COLUMNS, CallRow, EventRow
+from audit.store import ensure_partitions, is_data_fault
+from audit.tables import (
+    audit_calls,
+    audit_checkpoints,
+    audit_events,
+    audit_leaves,
+    audit_logs,
+    bundles,
+    data_keys,
+    journal_cursors,
+)
+from audit.vault import KeyRow
+
+__all__ = [
+    "NO_CURSOR", "BehindError", "FencedError", "ForeignTreeError", "RejectedError", "commit", "cursor_of", "publish",
+    "substitute_id", "tree_of",
+]  # fmt: skip
+
+NO_CURSOR: Final = Cursor(0, -1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class FencedError(Exception):
+    """Another shipper moved this journal's cursor: read it again and start over from there."""
+
+
+class BehindError(Exception):
+    """The database has fewer of the log's records than it was given: it was restored, or failed over."""
+
+
+class ForeignTreeError(Exception):
+    """The database shows a tree that was not made here. Nothing may be added to it, nor signed."""
+
+
+class RejectedError(Exception):
+    """The database does not take these rows (positions and its words); nothing of the batch is stored."""
+
+    def __init__(self, rows: list[tuple[int, str]]) -> None:
+        super().__init__(f"{len(rows)} rows were refused: {rows[0][1]}")
+        self.rows = rows
+
+
+def cursor_of(connection: sa.Connection, journal: str) -> tuple[Cursor, str] | None:
+    """(cursor, the log that moved it last)."""
+    c = journal_cursors.c
+    row = connection.execute(sa.select(c.needed, c.done, c.log).where(c.journal == journal)).one_or_none()
+    return None if row is None else (Cursor(row.needed, row.done), row.log)
+
+
+def tree_of(connection: sa.Connection, log: str) -> Frontier:
+    """The log's tree as the database says it is; empty where it knows no such log. Raises ForeignTreeError."""
+    c = audit_logs.c
+    row = connection.execute(sa.select(c.next_position, c.frontier).where(c.log == log)).one_or_none()
+    if row is None:
+        return Frontier()
+    try:
+        return Frontier.unpack(row.next_position, bytes(row.frontier))
+    except ValueError as fault:
+        raise ForeignTreeError(f"the frontier of {log} is none: {fault}") from fault
+
+
+def commit(connection: sa.Connection, batch: Batch, provider: KeyProvider) -> None:
+    """Store a batch, once, inside the caller's transaction.
+
+    Raises RejectedError, and FencedError, BehindError or ForeignTreeError where the database is not as it was before
+    the batch; it is fine where it is already as after it (the answer to an earlier COMMIT may have been lost).
+    """
+    if _claim(connection, batch):
+        return
+    ensure_partitions(connection, {row.started.date() for row in batch.rows if isinstance(row, CallRow)})
+    _insert_keys(connection, batch.keys, provider)
+    refused = _insert(connection, _CALLS, [row for row in batch.rows if isinstance(row, CallRow)])
+    refused += _insert(connection, _EVENTS, [row for row in batch.rows if isinstance(row, EventRow)])
+    if refused:
+        raise RejectedError(refused)
+    for bundle in batch.bundles:
+        at = _EPOCH + timedelta(microseconds=bundle.at_ns // 1000)
+        values = {"digest": bundle.digest, "content": bundle.content, "first_loaded_at": at, "sidecar": batch.sidecar}
+        connection.execute(pg_insert(bundles).values(values).on_conflict_do_nothing())
+    _advance(connection, batch)
+
+
+def _claim(connection: sa.Connection, batch: Batch) -> bool:
+    """Lock this log, so that it has one sequencer at a time; whether the batch is stored already."""
+    named = {"log": batch.log, "sidecar": batch.sidecar, "next_position": 0, "frontier": b""}
+    connection.execute(pg_insert(audit_logs).values(named).on_conflict_do_nothing())
+    connection.execute(sa.select(audit_logs.c.log).where(audit_logs.c.log == batch.log).with_for_update())
+    tree = tree_of(connection, batch.log)
+    if batch.rows and tree == batch.grown:
+        return True
+    if tree.size < batch.first:
+        raise BehindError(f"the database has {tree.size} records of {batch.log}, not {batch.first}")
+    if tree != batch.frontier:
+        raise ForeignTreeError(f"the database shows {tree.size} records of {batch.log} that were not made here")
+    found = cursor_of(connection, batch.journal)
+    if found is not None and found[1] != batch.log and found[0] not in {batch.before, batch.after}:
+        raise FencedError(f"the cursor of journal {batch.journal} is at {found[0]} by {found[1]}, not {batch.before}")
+    return False
+
+
+def _advance(connection: sa.Connection, batch: Batch) -> None:
+    place = {"needed": batch.after.needed, "done": batch.after.done, "log": batch.log, "updated_at": sa.func.now()}
+    connection.execute(
+        pg_insert(journal_cursors)
+        .values(journal=batch.journal, **place)
+        .on_conflict_do_update(index_elements=["journal"], set_=place)
+    )
+    if not batch.rows:
+        return
+    leaves = {"log": batch.log, "first": batch.first, "hashes": batch.leaves}
+    connection.execute(sa.insert(audit_leaves).values(leaves))
+    grown = batch.grown
+    connection.execute(
+        sa.update(audit_logs)
+        .where(audit_logs.c.log == batch.log)
+        .values(next_position=grown.size, frontier=grown.pack())
+    )
+
+
+def publish(connection: sa.Connection, log: str, size: int, note: str, at: datetime) -> None:
+    """Store a signed head. The same one again changes nothing."""
+    values = {"log": log, "size": size, "note": note, "signed_at": at}
+    connection.execute(pg_insert(audit_checkpoints).values(values).on_conflict_do_nothing())
+
+
+def substitute_id(log: str, position: int) -> str:
+    """The id of the event that stands for a row which could not be stored."""
+    return f"{log}:{position}:record_unstorable"
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+def lock_keys(connection: sa.Connection, tenants: Sequence[str], *, alone: bool = False) -> None:
+    """Hold off (or, ``alone``, be) who destroys a version of these tenants' master keys; until the transaction ends."""
+    act = "pg_advisory_xact_lock" if alone else "pg_advisory_xact_lock_shared"
+    for tenant in sorted(set(tenants)):
+        connection.execute(sa.text(f"SELECT {act}(hashtextextended(:name, 7))"), {"name": f"warden.keys {tenant}"})
+
+
+def _insert_keys(connection: sa.Connection, rows: Sequence[KeyRow], provider: KeyProvider) -> None:
+    if not rows:
+        return
+    lock_keys(connection, [row.tenant for row in rows])
+    values = []
+    for row in rows:
+        version, wrapped = row.version, row.wrapped
+        mac = row.subject_mac
+        if version not in provider.versions(row.tenant):
+            # A batch from before an erasure: who survived it is kept aside by the provider, who did not is gone.
+            kept = provider.survivor(row.tenant, row.id)
+            version, wrapped, mac = (*kept, None) if kept is not None else (version, None, None)
+        values.append(
+            {"id": row.id, "tenant": row.tenant, "days": row.days, "day": row.day, "version": version,
+             "wrapped": wrapped, "subject_sealed": row.subject_sealed, "subject_mac": mac,
+             "destroyed_at": None if wrapped is not None else sa.func.now()}
+        )  # fmt: skip
+    for one in values:
+        connection.execute(pg_insert(data_keys).values(one).on_conflict_do_nothing())
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------
+
+
+class _Copy:
+    """Binary COPY into one table: the fastest way in (facts/audit.md), and psycopg writes its rows in C."""
+
+    _TYPES: Final = {sa.Text: "text", sa.BigInteger: "int8", sa.Integer: "int4", sa.SmallInteger: "int2"}
+    _MORE: Final = {sa.Boolean: "bool", sa.DateTime: "timestamptz", BYTEA: "bytea", JSONB: "bytea"}
+
+    def __init__(self, table: sa.Table, columns: tuple[str, ...]) -> None:
+        known = {**self._TYPES, **self._MORE}
+        self._types = [known[type(table.c[name].type)] for name in columns]
+        self._json = tuple(n for n, name in enumerate(columns) if isinstance(table.c[name].type, JSONB))
+        self._statement = f"COPY {table.fullname} ({', '.join(columns)}) FROM STDIN (FORMAT BINARY)"
+
+    def write(self, connection: sa.Connection, rows: Sequence[Row]) -> None:
+        """Raises the driver's own errors."""
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        with driver.cursor() as cursor, cursor.copy(self._statement.encode()) as copy:
+            copy.set_types(self._types)
+            for row in rows:
+                values: list[Any] = list(row.values)
+                for at in self._json:
+                    values[at] = b"\x01" + values[at].encode()  # jsonb_recv: version 1, then the text
+                copy.write_row(values)
+
+
+_CALLS: Final = _Copy(audit_calls, CALL_COLUMNS)
+_EVENTS: Final = _Copy(audit_events, EVENT_COLUMNS)
+
+
+def _insert(connection: sa.Connection, copy: _Copy, rows: Sequence[Row]) -> list[tuple[int, str]]:
+    """Insert all that can be; what cannot is found by halving. At most 2n statements: (position, the words for it)."""
+    if not rows:
+        return []
+    try:
+        with connection.begin_nested():
+            copy.write(connection, rows)
+    except (psycopg.Error, UnicodeError, OverflowError) as fault:
+        if not is_data_fault(fault):
+            raise
+        if len(rows) == 1:
+            position = rows[0].position
+            assert position is not None
+            return [(position, str(fault))]
+        middle = len(rows) // 2
+        return _insert(connection, copy, rows[:middle]) + _insert(connection, copy, rows[middle:])
+    return []

@@ -1,0 +1,213 @@
+"""Makes, remembers and opens data keys, and seals what one record holds under keys derived from them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from audit.content import ContentError
+from audit.keys import KeyGoneError, KeyProvider, context_of
+from audit.seal import KEY_BYTES, Random
+
+__all__ = ["KeyRow", "Opened", "RecordSealer", "Vault", "commitment", "open_column", "record_key"]
+
+REMEMBERED: Final = 8192  # data keys in memory: subjects × tenants × days under way at once
+SALT_BYTES: Final = 32
+_NONCE: Final = 12
+_FORMAT: Final = b"\x02"
+_CONTENT: Final = msgspec.msgpack.Decoder(tuple[bytes, list[bytes] | None])
+
+
+class KeyRow(msgspec.Struct, frozen=True, array_like=True):
+    """A data key as the database keeps it. ``wrapped`` is None once it was destroyed; ``days``: the retention class."""
+
+    id: str
+    tenant: str
+    days: int | None
+    day: date
+    version: int
+    wrapped: bytes | None
+    subject_sealed: bytes | None
+    subject_mac: bytes | None
+
+    @property
+    def context(self) -> bytes:
+        return context_of(("warden data key", self.tenant, self.id))
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    row: KeyRow
+    secret: bytes
+
+
+class Vault:
+    """The data keys that one shipper seals under. Not for several threads at once."""
+
+    def __init__(self, provider: KeyProvider, random: Random) -> None:
+        self.provider, self.random = provider, random
+        self._live: OrderedDict[tuple[str, int | None, date, str], _Live] = OrderedDict()
+        self._made: dict[str, KeyRow] = {}
+
+    def sealer(self, *, tenant: str, days: int | None, day: date, subject: str, call_id: str) -> RecordSealer:
+        """For one record. Raises KeyFaultError."""
+        place = (tenant, days, day, subject)
+        live = self._live.get(place)
+        if live is None:
+            live = self._live[place] = self._make(*place)
+            if len(self._live) > REMEMBERED:
+                self._live.popitem(last=False)
+        else:
+            self._live.move_to_end(place)
+        return RecordSealer(live.row.id, live.secret, tenant, call_id, self.random)
+
+    def made(self, ids: Iterable[str]) -> list[KeyRow]:
+        """Those of ``ids`` that the database may not have yet."""
+        return [self._made[key_id] for key_id in dict.fromkeys(ids) if key_id in self._made]
+
+    def stored(self, rows: Iterable[KeyRow]) -> None:
+        """The database has them."""
+        for row in rows:
+            self._made.pop(row.id, None)
+
+    def forget(self) -> None:
+        """Seal under new keys from now on: nobody knows what became of the ones at hand."""
+        self._live.clear()
+        self._made.clear()
+
+    def _make(self, tenant: str, days: int | None, day: date, subject: str) -> _Live:
+        secret, key_id = self.random(KEY_BYTES), self.random(16).hex()
+        version = self.provider.current(tenant)
+        row = KeyRow(key_id, tenant, days, day, version, None, None, None)
+        wrapped = self.provider.wrap(tenant, version, secret, row.context)
+        named = subject.encode("utf-8", "surrogatepass")
+        row = msgspec.structs.replace(
+            row,
+            wrapped=wrapped,
+            subject_sealed=seal_subject(secret, key_id, named, self.random) if named else None,
+            subject_mac=self.provider.mac(tenant, version, named) if named else None,
+        )
+        self._made[key_id] = row
+        return _Live(row, secret)
+
+
+def seal_subject(secret: bytes, key_id: str, subject: bytes, random: Random) -> bytes:
+    """Whom a data key is of, for an erasure that must tell survivors by name under a new master key."""
+    nonce = random(_NONCE)
+    return nonce + AESGCM(_derived(secret, b"warden subject")).encrypt(nonce, subject, key_id.encode())
+
+
+def open_subject(secret: bytes, row: KeyRow) -> bytes:
+    """Raises ContentError."""
+    if row.subject_sealed is None:
+        return b""
+    try:
+        key = _derived(secret, b"warden subject")
+        return AESGCM(key).decrypt(row.subject_sealed[:_NONCE], row.subject_sealed[_NONCE:], row.id.encode())
+    except (InvalidTag, ValueError):
+        raise ContentError("a data key's subject was altered") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A data key that could be unwrapped; ``destroyed``: it never can be again, else it is merely not here."""
+
+    secret: bytes | None
+    destroyed: bool = False
+
+
+def unwrap(provider: KeyProvider, row: KeyRow) -> Opened:
+    """From the database's copy, else from where survivors of an erasure are kept. Raises KeyFaultError."""
+    for version, wrapped in ((row.version, row.wrapped), provider.survivor(row.tenant, row.id) or (0, None)):
+        if wrapped is None:
+            continue
+        try:
+            return Opened(provider.unwrap(row.tenant, version, wrapped, row.context))
+        except KeyGoneError:
+            continue
+    return Opened(None, destroyed=row.wrapped is None or provider.destroyed(row.tenant, row.version))
+
+
+# --- one record ---------------------------------------------------------------------------------------------------
+
+
+class RecordSealer:
+    """Seals the columns of one record. What is disclosed of it (``record_key``) opens no other."""
+
+    __slots__ = ("_key", "_random", "_secret", "data_key")
+
+    def __init__(self, data_key: str, secret: bytes, tenant: str, call_id: str, random: Random) -> None:
+        self.data_key, self._secret, self._random = data_key, secret, random
+        self._key = record_key(secret, data_key, tenant, call_id)
+
+    def seal(self, column: str, plain: bytes) -> bytes:
+        """format (1) ‖ nonce (12) ‖ ciphertext and tag; bound to record and column."""
+        nonce = self._random(_NONCE)
+        key = _derived(self._key, b"warden col", column.encode())
+        return _FORMAT + nonce + AESGCM(key).encrypt(nonce, plain, column.encode())
+
+    def content(self, column: str, digest: bytes, parts: list[bytes] | None) -> tuple[bytes, bytes]:
+        """(sealed, commitment): the texts where they are kept, with the salt that their digest is published under."""
+        salt = self._random(SALT_BYTES)
+        return self.seal(column, msgspec.msgpack.encode((salt, parts))), commitment(salt, digest)
+
+    def lookup(self, kind: str, text: str) -> bytes:
+        """8 bytes by which who holds the data key finds equal texts; nothing once it is destroyed."""
+        return lookup(self._secret, kind, text)
+
+
+def commitment(salt: bytes, digest: bytes) -> bytes:
+    """SHA-256(salt ‖ SHA-256(text)): says nothing of the text, and whoever is given salt and text can check it.
+
+    Over the digest, not the text: of a text that was cut, or is not kept, the journal holds no more than that.
+    """
+    return hashlib.sha256(salt + digest).digest()
+
+
+def lookup(secret: bytes, kind: str, text: str) -> bytes:
+    """See ``RecordSealer.lookup``."""
+    key = _derived(secret, b"warden lookup", kind.encode())
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()
+
+
+def record_key(secret: bytes, data_key: str, tenant: str, call_id: str) -> bytes:
+    """32 bytes that open one record's columns and nothing else."""
+    return _derived(secret, b"warden record", context_of((tenant, data_key, call_id)))
+
+
+def open_column(key: bytes, column: str, sealed: bytes) -> bytes:
+    """``key`` is the record's. Raises ContentError."""
+    if len(sealed) < 1 + _NONCE or sealed[:1] != _FORMAT:
+        raise ContentError("not sealed content")
+    try:
+        derived = _derived(key, b"warden col", column.encode())
+        return AESGCM(derived).decrypt(sealed[1 : 1 + _NONCE], sealed[1 + _NONCE :], column.encode())
+    except InvalidTag:
+        raise ContentError("altered, or belongs to another record") from None
+
+
+def open_content(key: bytes, column: str, sealed: bytes) -> tuple[bytes, list[bytes] | None]:
+    """(salt, texts). Raises ContentError."""
+    try:
+        return _CONTENT.decode(open_column(key, column, sealed))
+    except msgspec.DecodeError:
+        raise ContentError("sealed, but not content") from None
+
+
+def _derived(key: bytes, purpose: bytes, place: bytes = b"") -> bytes:
+    """BLAKE2b (RFC 7693), keyed: 1 µs, where OpenSSL's HMAC takes 5."""
+    return hashlib.blake2b(place, key=key, digest_size=KEY_BYTES, person=purpose).digest()
+
+
+def day_of(row: Mapping[str, Any]) -> date:
+    """The UTC day of a stored call."""
+    started: datetime = row["started_at"]
+    return started.astimezone(UTC).date()
