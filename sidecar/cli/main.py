@@ -19,7 +19,7 @@ GROUPS: Final = {
     "token": "sidecar.cli.token",
     "models": "sidecar.cli.models",
     "db": "sidecar.cli.db",
-    "audit": "sidecar.cli.audit",
+    "audit": "sidecar.cli.evidence",  # adds to sidecar.cli.audit's
     "journal": "sidecar.cli.journal",
 }
 COMMANDS: Final = {

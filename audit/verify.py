@@ -1,0 +1,393 @@
+"""Checks the whole audit database, or an export of it: every row, leaf, tree, signed head, and that no log is missing.
+
+Trust comes from outside the database: the jurisdiction's root key (or verifier keys made of it), and the anchor's file.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from audit import store
+from audit.evidence import Fault, FaultKind, Head, StoredRow, TreeCheck, check_rows, read_head
+from audit.fleet import FLEET
+from audit.leaf import leaf_data
+from audit.merkle import Frontier, leaf_hash
+from audit.rows import CALL_COLUMNS, EVENT_COLUMNS
+from audit.spool import write_whole
+from audit.tables import audit_calls, audit_checkpoints, audit_events, audit_leaves, audit_logs, fleet_entries
+from audit.tlog import Verifier
+
+__all__ = ["Options", "Report", "verify"]
+
+CHUNK: Final = 10_000  # leaves whose rows are checked at once
+STATEMENT_MS: Final = 600_000
+STALE: Final = timedelta(hours=24)  # a log that grew and was not heard of for so long ended without a word
+YOUNG: Final = timedelta(minutes=10)  # what is younger, the fleet's log may not have taken up yet
+LISTED: Final = 10_000  # faults told
+_LEFT: Final = sa.text(
+    "SELECT coalesce(sum(octet_length(hashes)), 0) / 32 FROM warden.audit_leaves WHERE log = :log AND first < :size"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """``verifier`` gives a log's key; ``anchor``: the notes kept outside; ``resume``: where progress is kept."""
+
+    verifier: Callable[[str], Verifier]
+    now: datetime
+    anchor: Sequence[str] = ()
+    resume: Path | None = None
+    jobs: int = 1
+    progress: Callable[[int, int], None] | None = None  # (leaves checked, of)
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found. ``unsigned``: records that no signed head accounts for yet."""
+
+    records: int = 0
+    checkpoints: int = 0
+    unsigned: int = 0
+    anchored: bool = False
+    faults: list[Fault] = field(default_factory=list)
+    logs: dict[str, dict[str, int]] = field(default_factory=dict)
+    resumed: int = 0
+
+    @property
+    def ok(self) -> bool:
+        return not self.faults
+
+    def shape(self) -> dict[str, Any]:
+        """The JSON of DESIGN §6."""
+        return {
+            "ok": self.ok,
+            "records": self.records,
+            "checkpoints": self.checkpoints,
+            "faults": [fault.shape() for fault in self.faults[:LISTED]],
+            "faults_total": len(self.faults),
+            "anchored": self.anchored,
+            "unsigned": self.unsigned,
+            "resumed": self.resumed,
+            "logs": self.logs,
+        }
+
+
+def verify(dsn: str, options: Options, *, jurisdiction: str) -> Report:
+    """Check the database at ``dsn`` in one frozen snapshot. Raises store.MismatchError and SQLAlchemy's errors."""
+    engine = store.connect(dsn, application="warden-verify")
+    try:
+        with store.transaction(engine, statement_ms=STATEMENT_MS, frozen=True, deadline_s=86400.0) as connection:
+            store.check_jurisdiction(connection, jurisdiction)
+            return _Verification(dsn, connection, options).run()
+    finally:
+        engine.dispose()
+
+
+# --- the fleet's log ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Fleet:
+    """What the fleet's log says; ``heads`` by log, ``gone`` the position ranges whose rows were dropped on record."""
+
+    born: dict[str, str] = field(default_factory=dict)
+    heads: dict[str, list[Head]] = field(default_factory=dict)
+    last: dict[str, tuple[datetime, bool]] = field(default_factory=dict)  # when it was heard of, whether it was closed
+    gone: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    events: dict[str, str] = field(default_factory=dict)  # id → leaf
+    there: bool = False
+
+    def learn(self, told: Mapping[str, Any]) -> None:
+        kind = told["kind"]
+        if kind == "event":
+            self.events[told["id"]] = told["leaf"]
+            return
+        if kind == "dropped":
+            for log, ranges in told["logs"].items():
+                self.gone.setdefault(log, []).extend((first, last) for first, last in ranges)
+            return
+        log, at = told["log"], datetime.fromisoformat(told["at"])
+        self.last[log] = (at, kind == "closed")
+        if kind == "born":
+            self.born[log] = told["sidecar"]
+        else:
+            head = Head(told["size"], base64.b64decode(told["root"]), "the fleet's log")
+            self.heads.setdefault(log, []).append(head)
+
+
+class _Verification:
+    def __init__(self, dsn: str, connection: sa.Connection, options: Options) -> None:
+        self._dsn, self._connection, self._options = dsn, connection, options
+        self._report, self._fleet = Report(), _Fleet()
+        self._resume = _Resume(options.resume)
+        self._total = self._done = 0
+
+    def run(self) -> Report:
+        c = audit_logs.c
+        rows = self._connection.execute(sa.select(c.log, c.next_position, c.frontier, c.born_at).order_by(c.log)).all()
+        self._total = sum(row.next_position for row in rows)
+        self._check_fleet(next((row for row in rows if row.log == FLEET), None))
+        with _pool(self._options.jobs) as pool:
+            for row in rows:
+                if row.log != FLEET:
+                    self._check_log(row, pool)
+        self._check_missing({row.log: row.born_at for row in rows})
+        self._check_strays({row.log for row in rows})
+        self._check_officers()
+        return self._report
+
+    def _fault(self, kind: FaultKind, log: str, detail: str, position: int | None = None, **more: Any) -> None:
+        self._report.faults.append(Fault(kind, log, detail, position, **more))
+
+    # --- one log --------------------------------------------------------------------------------------------------
+
+    def _heads(self, log: str) -> list[Head]:
+        verifier = self._options.verifier(log)
+        c = audit_checkpoints.c
+        heads = []
+        for size, note in self._connection.execute(sa.select(c.size, c.note).where(c.log == log).order_by(c.size)):
+            found = read_head(log, size, note, verifier)
+            if isinstance(found, Fault):
+                self._report.faults.append(found)
+            else:
+                heads.append(found)
+        return heads
+
+    def _leaves(self, log: str, start: int) -> Generator[tuple[int, bytes], None, None]:
+        c = audit_leaves.c
+        query = sa.select(c.first, c.hashes).where(c.log == log, c.first >= start).order_by(c.first)
+        with self._connection.execution_options(stream_results=True).execute(query) as streamed:
+            for first, hashes in streamed:
+                yield first, bytes(hashes)
+
+    def _check_log(self, row: Any, pool: ProcessPoolExecutor | None) -> None:
+        log, known = row.log, self._resume.tree(row.log)
+        heads = [*self._heads(log), *self._fleet.heads.get(log, [])]
+        check = TreeCheck(log, heads, start=known)
+        if known.size and int(self._connection.scalar(_LEFT, {"log": log, "size": known.size}) or 0) < known.size:
+            words = f"{known.size} records were checked before, and some of them are gone"
+            self._fault(FaultKind.TRUNCATED_TAIL, log, words)
+            known = Frontier()
+            check = TreeCheck(log, heads)
+        self._report.resumed += known.size
+        self._done += known.size
+        running: list[tuple[int, Frontier, Future[list[Fault]] | list[Fault]]] = []
+        first, waiting = known.size, bytearray()
+        with closing(self._leaves(log, known.size)) as leaves:
+            for at, hashes in leaves:
+                if not check.add(at, hashes):
+                    break
+                waiting += hashes
+                if len(waiting) >= CHUNK * 32:
+                    running.append((len(waiting) // 32, check.tree, self._rows(log, first, bytes(waiting), pool)))
+                    first, waiting = check.tree.size, bytearray()
+                    while len(running) > 2 * self._options.jobs:
+                        self._collect(log, *running.pop(0))
+        if waiting:
+            running.append((len(waiting) // 32, check.tree, self._rows(log, first, bytes(waiting), pool)))
+        for each in running:
+            self._collect(log, *each)
+        self._finish(row, check)
+
+    def _finish(self, row: Any, check: TreeCheck) -> None:
+        log, result, report = row.log, check.finish(), self._report
+        report.faults += result.faults
+        report.records += result.tree.size
+        report.checkpoints += result.heads
+        report.unsigned += result.tree.size - result.signed
+        report.logs[log] = {"records": result.tree.size, "signed": result.signed}
+        if not result.faults and (row.next_position, bytes(row.frontier)) != (result.tree.size, result.tree.pack()):
+            more = row.next_position > result.tree.size
+            kind = FaultKind.TRUNCATED_TAIL if more else FaultKind.INSERTION
+            words = f"the log is said to have {row.next_position} records; its leaves are {result.tree.size}"
+            if row.next_position == result.tree.size:
+                kind, words = FaultKind.ALTERED_COLUMN, "the log's frontier is not that of its leaves"
+            self._fault(kind, log, words, result.tree.size)
+        for stray in self._beyond(log, max(result.tree.size, 0)):
+            self._fault(FaultKind.INSERTION, log, "a row where the log has no leaf", stray[0], call_id=stray[1])
+
+    def _collect(self, log: str, count: int, tree: Frontier, found: Future[list[Fault]] | list[Fault]) -> None:
+        faults = found.result() if isinstance(found, Future) else found
+        self._report.faults += faults
+        self._done += count
+        if self._options.progress is not None:
+            self._options.progress(self._done, self._total)
+        if not self._report.faults:
+            self._resume.reached(log, tree)
+
+    def _rows(
+        self, log: str, first: int, hashes: bytes, pool: ProcessPoolExecutor | None
+    ) -> Future[list[Fault]] | list[Fault]:
+        gone = self._fleet.gone.get(log, [])
+        if pool is None:
+            return list(
+                check_rows(log, first, hashes, _stored(self._connection, log, first, len(hashes) // 32), gone=gone)
+            )
+        snapshot = self._connection.scalar(sa.text("SELECT pg_export_snapshot()"))
+        return pool.submit(_check_apart, self._dsn, str(snapshot), log, first, hashes, gone)
+
+    def _beyond(self, log: str, size: int) -> list[tuple[int, str]]:
+        calls = sa.select(audit_calls.c.position, audit_calls.c.call_id).where(
+            audit_calls.c.log == log, audit_calls.c.position >= size
+        )
+        events = sa.select(audit_events.c.position, audit_events.c.id).where(
+            audit_events.c.log == log, audit_events.c.position >= size
+        )
+        found = self._connection.execute(calls.union_all(events).limit(100))
+        return [(position, name) for position, name in found]
+
+    # --- between logs ---------------------------------------------------------------------------------------------
+
+    def _check_fleet(self, row: Any) -> None:
+        heads = self._heads(FLEET)
+        for note in self._options.anchor:
+            found = read_head(FLEET, None, note, self._options.verifier(FLEET))
+            if isinstance(found, Fault):
+                self._fault(FaultKind.REPLACED_CHECKPOINT, FLEET, f"in the anchor: {found.detail}")
+            else:
+                heads.append(Head(found.size, found.root, "the anchor"))
+        check = TreeCheck(FLEET, heads)
+        c = fleet_entries.c
+        for position, body in self._connection.execute(sa.select(c.position, c.body).order_by(c.position)):
+            if not check.add(position, leaf_hash(body.encode())):
+                break
+            try:
+                self._fleet.learn(json.loads(body))
+            except (ValueError, KeyError, TypeError):
+                self._fault(FaultKind.EDIT, FLEET, "an entry of the fleet's log is none", position)
+        result = check.finish()
+        self._report.faults += result.faults
+        self._report.checkpoints += result.heads
+        self._fleet.there = result.tree.size > 0
+        self._report.anchored = bool(self._options.anchor) and not result.faults
+        if row is not None and row.next_position != result.tree.size and not result.faults:
+            words = f"the fleet's log is said to have {row.next_position} entries; there are {result.tree.size}"
+            self._fault(FaultKind.TRUNCATED_TAIL, FLEET, words, result.tree.size)
+
+    def _check_missing(self, logs: Mapping[str, datetime]) -> None:
+        for log, sidecar in self._fleet.born.items():
+            at, closed = self._fleet.last[log]
+            if log not in logs:
+                heads = self._fleet.heads.get(log, [])
+                words = (
+                    f"the log of {sidecar}, last seen with {max((h.size for h in heads), default=0)} records, is gone"
+                )
+                self._fault(FaultKind.VANISHED_LOG, log, words)
+            elif not closed and self._options.now - at > STALE and self._report.logs.get(log, {}).get("records"):
+                words = f"the log of {sidecar} was last heard of at {at.isoformat()} and never closed"
+                self._fault(FaultKind.UNCLOSED_LOG, log, words)
+        for log, born in logs.items():
+            if self._fleet.there and log != FLEET and log not in self._fleet.born and self._options.now - born > YOUNG:
+                self._fault(FaultKind.INSERTION, log, "a log whose birth the fleet's log does not know")
+
+    def _check_strays(self, logs: set[str]) -> None:
+        """Rows of logs that are none; found by stepping over the index, log by log."""
+        for table in (audit_calls, audit_events, audit_leaves, audit_checkpoints):
+            for log in _distinct(self._connection, table):
+                if log not in logs and log not in self._fleet.born:
+                    self._fault(FaultKind.INSERTION, log, f"{table.name} has rows of a log that is none")
+
+    def _check_officers(self) -> None:
+        """What officers did is in the fleet's log, each act as it was."""
+        columns = [audit_events.c[name] for name in EVENT_COLUMNS]
+        query = sa.select(*columns, audit_events.c.recorded_at).where(audit_events.c.log.is_(None))
+        seen = set()
+        for row in self._connection.execution_options(stream_results=True).execute(query).mappings():
+            leaf = self._fleet.events.get(row["id"])
+            seen.add(row["id"])
+            if leaf is None:
+                if self._fleet.there and self._options.now - row["recorded_at"] > YOUNG:
+                    self._fault(
+                        FaultKind.INSERTION, FLEET, "an act that the fleet's log does not know", call_id=row["id"]
+                    )
+            elif leaf_hash(leaf_data("event", ((name, row[name]) for name in EVENT_COLUMNS))).hex() != leaf:
+                words = "an officer's act is not what the fleet's log says"
+                self._fault(FaultKind.ALTERED_COLUMN, FLEET, words, call_id=row["id"])
+        for name in self._fleet.events.keys() - seen:
+            self._fault(FaultKind.DELETION, FLEET, "an officer's act is gone", call_id=name)
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def _stored(connection: sa.Connection, log: str, first: int, count: int) -> Iterable[StoredRow]:
+    """Calls and events at these positions, in order."""
+    rows: list[StoredRow] = []
+    for kind, table, columns in (("call", audit_calls, CALL_COLUMNS), ("event", audit_events, EVENT_COLUMNS)):
+        c = table.c
+        query = sa.select(*(c[name] for name in columns)).where(
+            c.log == log, c.position >= first, c.position < first + count
+        )
+        rows += [StoredRow(kind, row["position"], dict(row)) for row in connection.execute(query).mappings()]
+    rows.sort(key=lambda row: row.position)
+    return rows
+
+
+def _check_apart(
+    dsn: str, snapshot: str, log: str, first: int, hashes: bytes, gone: Sequence[tuple[int, int]]
+) -> list[Fault]:
+    """In a process of its own, on the same snapshot."""
+    engine = store.connect(dsn, application="warden-verify")
+    try:
+        with engine.connect() as connection:
+            connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                connection.exec_driver_sql(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+                return list(
+                    check_rows(log, first, hashes, _stored(connection, log, first, len(hashes) // 32), gone=gone)
+                )
+    finally:
+        engine.dispose()
+
+
+def _distinct(connection: sa.Connection, table: sa.Table) -> Iterator[str]:
+    log, last = table.c.log, ""
+    while True:
+        found = connection.scalar(sa.select(sa.func.min(log)).where(log > last))
+        if found is None:
+            return
+        yield found
+        last = found
+
+
+class _pool:  # noqa: N801 — used as a function
+    """Processes to check rows in; none for one job."""
+
+    def __init__(self, jobs: int) -> None:
+        self._pool = ProcessPoolExecutor(jobs, get_context("forkserver")) if jobs > 1 else None
+
+    def __enter__(self) -> ProcessPoolExecutor | None:
+        return self._pool
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+class _Resume:
+    """How far each log was found sound before; a log with a fault is looked at again from there."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path, self._trees = path, dict[str, tuple[int, str]]()
+        if path is not None and path.exists():
+            self._trees = {log: (size, hashes) for log, (size, hashes) in json.loads(path.read_bytes()).items()}
+
+    def tree(self, log: str) -> Frontier:
+        size, hashes = self._trees.get(log, (0, ""))
+        return Frontier.unpack(size, bytes.fromhex(hashes))
+
+    def reached(self, log: str, tree: Frontier) -> None:
+        if self._path is not None and tree.size > self.tree(log).size:
+            self._trees[log] = (tree.size, tree.pack().hex())
+            write_whole(self._path, json.dumps(self._trees).encode(), durable=False)

@@ -1,0 +1,116 @@
+"""A superuser who rewrites the audit database as well as can be done without the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from audit.evidence import StoredRow
+from audit.fleet import FLEET
+from audit.logbook import log_signer, origin_of
+from audit.merkle import Frontier, leaf_hash
+from audit.tlog import Checkpoint, Signer
+from sidecar.core.model import Secret
+from tests.support.store import ROOT
+
+
+class Forger:
+    """Tampers with one log."""
+
+    def __init__(self, dsn: str, log: str) -> None:
+        self._dsn, self._log = dsn, log
+
+    def sql(self, statement: str, *values: Any) -> list[dict[str, Any]]:
+        with psycopg.connect(self._dsn, row_factory=dict_row) as connection:
+            cursor = connection.execute(statement, values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def copy_row(self, position: int, to: int, call_id: str, *, log: str | None = None) -> None:
+        """Another row like the one at ``position``."""
+        with psycopg.connect(self._dsn) as connection:
+            connection.execute(
+                "CREATE TEMP TABLE one AS SELECT * FROM warden.audit_calls WHERE log = %s AND position = %s",
+                (self._log, position),
+            )
+            connection.execute("UPDATE one SET position = %s, call_id = %s, log = %s", (to, call_id, log or self._log))
+            connection.execute("INSERT INTO warden.audit_calls SELECT * FROM one")
+
+    def leaves(self) -> list[bytes]:
+        rows = self.sql("SELECT hashes FROM warden.audit_leaves WHERE log = %s ORDER BY first", self._log)
+        joined = b"".join(bytes(row["hashes"]) for row in rows)
+        return [joined[at : at + 32] for at in range(0, len(joined), 32)]
+
+    def store(self, leaves: list[bytes], *, tree: bool = True) -> None:
+        """These leaves, and the frontier to match."""
+        self.sql("DELETE FROM warden.audit_leaves WHERE log = %s", self._log)
+        self.sql("INSERT INTO warden.audit_leaves VALUES (%s, 0, %s)", self._log, b"".join(leaves))
+        if tree:
+            grown = Frontier().extended(leaves)
+            self.sql(
+                "UPDATE warden.audit_logs SET next_position = %s, frontier = %s WHERE log = %s",
+                grown.size, grown.pack(), self._log,
+            )  # fmt: skip
+
+    def rewrite(self, position: int, *, tree: bool, sign: bool = False, heads: str = "keep") -> None:
+        """Alter a row and make its leaf, and if asked tree and heads (with a key of our own), agree."""
+        self.sql(
+            "UPDATE warden.audit_calls SET outcome = 'failed' WHERE log = %s AND position = %s", self._log, position
+        )
+        (row,) = self.sql("SELECT * FROM warden.audit_calls WHERE log = %s AND position = %s", self._log, position)
+        leaves = self.leaves()
+        leaves[position] = StoredRow("call", position, row).leaf()
+        self.store(leaves, tree=tree)
+        if heads == "delete":
+            self.sql("DELETE FROM warden.audit_checkpoints WHERE log = %s", self._log)
+        if sign:
+            signer = Signer(origin_of("EU", self._log), b"f" * 32)
+            for head in self.sql("SELECT size FROM warden.audit_checkpoints WHERE log = %s", self._log):
+                root = Frontier().extended(leaves[: head["size"]]).root
+                note = signer.sign(Checkpoint(signer.verifier.name, head["size"], root).text)
+                self.sql(
+                    "UPDATE warden.audit_checkpoints SET note = %s WHERE log = %s AND size = %s",
+                    note, self._log, head["size"],
+                )  # fmt: skip
+
+    def cut_out(self, position: int) -> None:
+        """Delete a row and its leaf, and move all that follows up."""
+        self.sql("DELETE FROM warden.audit_calls WHERE log = %s AND position = %s", self._log, position)
+        for table in ("audit_calls", "audit_events"):
+            self.sql(
+                f"UPDATE warden.{table} SET position = position - 1 WHERE log = %s AND position > %s",
+                self._log, position,
+            )  # fmt: skip
+        leaves: list[tuple[int, bytes]] = []
+        for kind, table in (("call", "audit_calls"), ("event", "audit_events")):
+            rows = self.sql(f"SELECT * FROM warden.{table} WHERE log = %s", self._log)
+            leaves += [(row["position"], StoredRow(kind, row["position"], row).leaf()) for row in rows]
+        self.store([leaf for _, leaf in sorted(leaves)])
+
+    def truncate(self, size: int, *, heads: bool) -> None:
+        """Cut the log off at ``size``."""
+        for table in ("audit_calls", "audit_events"):
+            self.sql(f"DELETE FROM warden.{table} WHERE log = %s AND position >= %s", self._log, size)
+        self.store(self.leaves()[:size])
+        if heads:
+            self.sql("DELETE FROM warden.audit_checkpoints WHERE log = %s AND size > %s", self._log, size)
+
+    def drop_log(self, *, fleet: bool = False) -> None:
+        """As if that sidecar had never been."""
+        for table in ("audit_calls", "audit_events", "audit_leaves", "audit_checkpoints", "audit_logs"):
+            self.sql(f"DELETE FROM warden.{table} WHERE log = %s", self._log)
+        if fleet:
+            self.drop_fleet()
+
+    def drop_fleet(self) -> None:
+        """As if there had been no fleet's log."""
+        self.sql("DELETE FROM warden.fleet_entries")
+        for table in ("audit_leaves", "audit_checkpoints", "audit_logs"):
+            self.sql(f"DELETE FROM warden.{table} WHERE log = %s", FLEET)
+
+    def fork(self) -> None:
+        """A second head of the same size, signed with the log's own key: a sidecar that was cloned."""
+        signer = log_signer(Secret(ROOT), origin_of("EU", self._log))
+        note = signer.sign(Checkpoint(signer.verifier.name, 8, leaf_hash(b"another")).text)
+        self.sql("INSERT INTO warden.audit_checkpoints VALUES (%s, 8, %s, now())", self._log, note)
