@@ -480,6 +480,7 @@ class Shipper:
             storing.commit(connection, batch, self._parts.vault.provider)
         self._today = today
         self._parts.vault.stored(batch.keys)
+        self._parts.vault.refresh()
         if not batch.rows:
             self._parts.book.moved(batch.journal, batch.after)
 

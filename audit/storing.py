@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import msgspec
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from audit.batch import Batch, Cursor, Row
-from audit.keys import KeyProvider
+from audit.keys import KeyGoneError, KeyProvider, context_of
 from audit.merkle import Frontier
 from audit.rows import CALL_COLUMNS, EVENT_COLUMNS, CallRow, EventRow
 from audit.store import ensure_partitions, is_data_fault
@@ -24,9 +25,10 @@ from audit.tables import (
     audit_logs,
     bundles,
     data_keys,
+    erasures,
     journal_cursors,
 )
-from audit.vault import KeyRow
+from audit.vault import KeyRow, open_subject, unwrap
 
 __all__ = [
     "NO_CURSOR", "BehindError", "FencedError", "ForeignTreeError", "RejectedError", "commit", "cursor_of", "publish",
@@ -159,21 +161,51 @@ def _insert_keys(connection: sa.Connection, rows: Sequence[KeyRow], provider: Ke
     if not rows:
         return
     lock_keys(connection, [row.tenant for row in rows])
-    values = []
     for row in rows:
-        version, wrapped = row.version, row.wrapped
-        mac = row.subject_mac
-        if version not in provider.versions(row.tenant):
-            # A batch from before an erasure: who survived it is kept aside by the provider, who did not is gone.
-            kept = provider.survivor(row.tenant, row.id)
-            version, wrapped, mac = (*kept, None) if kept is not None else (version, None, None)
-        values.append(
-            {"id": row.id, "tenant": row.tenant, "days": row.days, "day": row.day, "version": version,
-             "wrapped": wrapped, "subject_sealed": row.subject_sealed, "subject_mac": mac,
-             "destroyed_at": None if wrapped is not None else sa.func.now()}
-        )  # fmt: skip
-    for one in values:
-        connection.execute(pg_insert(data_keys).values(one).on_conflict_do_nothing())
+        kept = row if row.version == provider.current(row.tenant) else _late(connection, row, provider)
+        values = {
+            "id": kept.id, "tenant": kept.tenant, "days": kept.days, "day": kept.day, "version": kept.version,
+            "wrapped": kept.wrapped, "subject_sealed": kept.subject_sealed, "subject_mac": kept.subject_mac,
+            "destroyed_at": None if kept.wrapped is not None else sa.func.now(),
+        }  # fmt: skip
+        connection.execute(pg_insert(data_keys).values(values).on_conflict_do_nothing())
+
+
+def _late(connection: sa.Connection, row: KeyRow, provider: KeyProvider) -> KeyRow:
+    """A key from before its tenant's master key was renewed: wrapped anew; destroyed where its subject was erased."""
+    secret = unwrap(provider, row).secret
+    gone = msgspec.structs.replace(row, wrapped=None, subject_sealed=None, subject_mac=None)
+    if secret is None:
+        return gone
+    name = open_subject(secret, row)
+    c = erasures.c
+    pending = sa.select(erasures).where(c.tenant == row.tenant, c.erased_at.is_not(None), c.done_at.is_(None))
+    erased = {name_of(provider, each) for each in connection.execute(pending)}
+    if name and name.decode("utf-8", "surrogatepass") in erased:
+        return gone
+    version = provider.current(row.tenant)
+    wrapped = provider.wrap(row.tenant, version, secret, row.context)
+    mac = provider.mac(row.tenant, version, name) if name else None
+    return msgspec.structs.replace(row, version=version, wrapped=wrapped, subject_mac=mac)
+
+
+def wrap_name(provider: KeyProvider, tenant: str, place: str, name: str) -> tuple[int, bytes]:
+    """(version, wrapped): a subject's name as a hold or an erasure (``place``) keeps it."""
+    version = provider.current(tenant)
+    encoded = name.encode("utf-8", "surrogatepass")
+    return version, provider.wrap(tenant, version, encoded, context_of(("warden name", tenant, place)))
+
+
+def name_of(provider: KeyProvider, row: Any) -> str | None:
+    """Whom a hold or an erasure is of; None where it is of everybody, or can no longer be read."""
+    if row.subject_wrapped is None:
+        return None
+    context = context_of(("warden name", row.tenant, row.id))
+    try:
+        name = provider.unwrap(row.tenant, row.version, bytes(row.subject_wrapped), context)
+    except KeyGoneError:
+        return None
+    return name.decode("utf-8", "surrogatepass")
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------

@@ -54,12 +54,16 @@ class Vault:
 
     def __init__(self, provider: KeyProvider, random: Random) -> None:
         self.provider, self.random = provider, random
-        self._live: OrderedDict[tuple[str, int | None, date, str], _Live] = OrderedDict()
+        self._live: OrderedDict[tuple[str, int | None, date, str, int], _Live] = OrderedDict()
+        self._current: dict[str, int] = {}  # versions of master keys, as of the last ``refresh``
         self._made: dict[str, KeyRow] = {}
 
     def sealer(self, *, tenant: str, days: int | None, day: date, subject: str, call_id: str) -> RecordSealer:
         """For one record. Raises KeyFaultError."""
-        place = (tenant, days, day, subject)
+        version = self._current.get(tenant)
+        if version is None:
+            version = self._current[tenant] = self.provider.current(tenant)
+        place = (tenant, days, day, subject, version)
         live = self._live.get(place)
         if live is None:
             live = self._live[place] = self._make(*place)
@@ -78,14 +82,12 @@ class Vault:
         for row in rows:
             self._made.pop(row.id, None)
 
-    def forget(self) -> None:
-        """Seal under new keys from now on: nobody knows what became of the ones at hand."""
-        self._live.clear()
-        self._made.clear()
+    def refresh(self) -> None:
+        """Ask again which master keys are current: once a batch, so an erased subject's next call has a new key."""
+        self._current.clear()
 
-    def _make(self, tenant: str, days: int | None, day: date, subject: str) -> _Live:
+    def _make(self, tenant: str, days: int | None, day: date, subject: str, version: int) -> _Live:
         secret, key_id = self.random(KEY_BYTES), self.random(16).hex()
-        version = self.provider.current(tenant)
         row = KeyRow(key_id, tenant, days, day, version, None, None, None)
         wrapped = self.provider.wrap(tenant, version, secret, row.context)
         named = subject.encode("utf-8", "surrogatepass")

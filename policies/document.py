@@ -490,7 +490,8 @@ class RedactDoc(_Doc):
 class AuditDoc(_Doc):
     """How a tenant's calls are recorded. ``durability`` absent: the sidecar's own mode.
 
-    ``retention`` is kept with each record; nothing is erased by it yet.
+    ``retention`` is kept with each record, and ends it (`warden audit retain`). ``two_people``: an erasure needs a
+    second person's word.
     """
 
     level: Literal["full", "prompt", "metadata"]
@@ -498,6 +499,7 @@ class AuditDoc(_Doc):
     durability: Literal["batch", "strict"] | None = None
     redact: tuple[Annotated[RedactDoc, BeforeValidator(_redaction)], ...] = Field((), max_length=32)
     searchable: Annotated[bool, Field(strict=True), AfterValidator(_searchable)] = False
+    two_people: Annotated[bool, Field(strict=True)] = False
 
 
 class GrantDoc(_Dated):

@@ -130,6 +130,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
             retention_days=audit.retention,
             redact=tuple(Redaction(each.kind, each.by, each.pattern, each.regions) for each in audit.redact),
             searchable=audit.searchable,
+            two_people=audit.two_people,
         ),
         period=_period(doc.begins, doc.ends),
         later=later,

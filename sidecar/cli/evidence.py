@@ -1,4 +1,4 @@
-"""`warden audit verify`: whether the record is what was recorded, all of it, in its order."""
+"""`warden audit verify` (and with it all of `warden audit`): whether the record is what was recorded, all of it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from audit.logbook import log_signer, origin_of
 from audit.seal import KeyFault
 from audit.tlog import Verifier
 from audit.verify import Options, Report, verify
-from sidecar.cli.audit import app
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
 from sidecar.cli.database import database
+from sidecar.cli.keeping import app
 from sidecar.cli.records import harmless
 from sidecar.core.model import Secret
 from sidecar.runtime.shipping import content_root

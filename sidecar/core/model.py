@@ -461,6 +461,7 @@ class AuditRule(Struct, frozen=True):
     retention_days: int | None = None
     redact: tuple[Redaction, ...] = ()
     searchable: bool = False
+    two_people: bool = False  # an erasure needs a second person's word
 
 
 class Finding(Struct, frozen=True, array_like=True):

@@ -1,0 +1,160 @@
+"""`warden audit hold` and `erase`: what must be kept, and what must not be any longer."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated
+
+import sqlalchemy as sa
+import typer
+
+from audit import erasing, store
+from audit.erasing import Erasure, ErasureError, HeldError, Officer
+from audit.opening import Opener
+from policies.bundle import load as load_bundle
+from sidecar.cli.audit import app
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.cli.database import Database, database, opener_of
+from sidecar.cli.keys import operator
+from sidecar.cli.records import harmless
+from sidecar.runtime.clock import now
+from sidecar.runtime.ids import uuid7
+
+__all__ = ["app"]
+
+_holds = typer.Typer(no_args_is_help=True, help="Legal holds: what neither erasure nor retention may touch.")
+app.add_typer(_holds, name="hold")
+
+_Tenant = Annotated[str, typer.Option("--tenant", help="Whose records.")]
+_Subject = Annotated[str | None, typer.Option("--subject", help="Whom the tenant acts for, as it said.")]
+_Reason = Annotated[str, typer.Option("--reason", help="Why; kept with your name.")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Desk:
+    """What an officer's act needs."""
+
+    opened: Database
+    connection: sa.Connection
+    opener: Opener
+    officer: Officer
+
+    @property
+    def copies(self) -> timedelta:
+        """How long what was erased may still be read from a journal, a sealed batch or a copy of the keys."""
+        audit = self.opened.settings.audit
+        return timedelta(seconds=max(audit.journal.keep, audit.keys.backups))
+
+
+@contextmanager
+def _desk(config: ConfigOption, reason: str) -> Iterator[_Desk]:
+    at = now()
+    ids = (uuid7(at.wall_ns, os.urandom(10)) for _ in itertools.count())
+    officer = Officer(f"cli:{operator()}", datetime.fromtimestamp(at.wall, UTC), ids, reason)
+    with database(config, application="warden-audit") as opened:
+        try:
+            with store.transaction(opened.engine, statement_ms=300_000, deadline_s=3600.0) as connection:
+                store.check_jurisdiction(connection, opened.jurisdiction)
+                yield _Desk(opened, connection, opener_of(opened.settings), officer)
+        except HeldError as fault:
+            fail(Exit.NO, str(fault))
+        except ErasureError as fault:
+            fail(Exit.USAGE, str(fault))
+
+
+@_holds.command(name="add")
+def hold_add(
+    tenant: _Tenant,
+    reason: _Reason,
+    subject: _Subject = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep everything of a tenant, or of one of its subjects, until the hold is released."""
+    hold_id = uuid7(now().wall_ns, os.urandom(10))
+    with _desk(config, reason) as desk:
+        erasing.place_hold(desk.connection, desk.opener.provider, desk.officer, hold_id, tenant, subject)
+    emit({"id": hold_id, "tenant": tenant}) if as_json else typer.echo(hold_id)
+
+
+@_holds.command(name="list")
+def hold_list(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+    """The holds in force."""
+    with _desk(config, "") as desk:
+        found = erasing.holds(desk.connection, desk.opener.provider)
+    for hold in found:
+        told = {
+            "id": hold.id, "tenant": hold.tenant, "subject": hold.subject, "reason": hold.reason,
+            "placed_by": hold.placed_by, "placed_at": hold.placed_at.astimezone(UTC).isoformat(),
+        }  # fmt: skip
+        emit(told) if as_json else typer.echo(harmless("  ".join(str(value or "-") for value in told.values())))
+
+
+@_holds.command(name="release")
+def hold_release(hold_id: str, reason: _Reason, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """End a hold; exit 1 where there is none of that id in force."""
+    with _desk(config, reason) as desk:
+        done = erasing.release_hold(desk.connection, desk.officer, hold_id)
+    if not done:
+        fail(Exit.NO, f"no hold {hold_id} is in force")
+
+
+@app.command()
+def erase(
+    tenant: Annotated[str | None, typer.Option(help="Whose subject.")] = None,
+    subject: _Subject = None,
+    reason: Annotated[str, typer.Option(help="Why; kept with your name.")] = "",
+    confirm: Annotated[str | None, typer.Option(help="ID: confirm what another person asked for.")] = None,
+    show: Annotated[str | None, typer.Option(help="ID: the certificate of an erasure.")] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Erase one subject by destroying the keys of everything recorded of it; prints the certificate.
+
+    It says `pending` until the copies that others may hold (journals, backups of the keys) are gone by the
+    configuration, and `warden audit retain` has destroyed the tenant's old master key; `requested` while a second
+    person must confirm it. Exit 1 where a hold stands in the way.
+    """
+    asked = [confirm is not None, show is not None, tenant is not None or subject is not None]
+    if sum(asked) != 1 or (asked[2] and (tenant is None or subject is None)):
+        fail(Exit.USAGE, "give --tenant and --subject, or --confirm ID, or --show ID")
+    if show is None and not reason.strip():
+        fail(Exit.USAGE, "an erasure needs --reason TEXT: it is kept with your name")
+    with _desk(config, reason) as desk:
+        if show is not None:
+            found = erasing.erasure(desk.connection, show)
+        elif confirm is not None:
+            found = erasing.confirm(desk.connection, desk.opener, desk.officer, erasure_id=confirm, copies=desk.copies)
+        else:
+            assert tenant is not None
+            assert subject is not None
+            found = erasing.request(
+                desk.connection, desk.opener, desk.officer, erasure_id=secrets.token_hex(16), tenant=tenant,
+                subject=subject, two_people=_two_people(desk.opened, tenant), copies=desk.copies,
+            )  # fmt: skip
+    _certificate(found, as_json=as_json)
+
+
+def _two_people(opened: Database, tenant: str) -> bool:
+    """What the tenant's document says. One that cannot be read lets nobody erase alone."""
+    bundle = load_bundle(opened.settings.policy.bundle)
+    if isinstance(bundle, list):
+        fail(Exit.USAGE, f"the bundle cannot be read: {bundle[0]}")
+    found = bundle.tenants.get(tenant)
+    return found is not None and found.audit.two_people
+
+
+def _certificate(found: Erasure, *, as_json: bool) -> None:
+    if as_json:
+        emit(found.shape())
+        return
+    for name, value in found.shape().items():
+        typer.echo(f"{name.replace('_', ' '):14} {harmless(value)}")
