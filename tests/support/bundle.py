@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +48,12 @@ def write_bundle(directory: Path) -> Path:
     for name, residency in ELSEWHERE.items():
         _tenant(bundle, name, models=["*"], residency=residency)
     return bundle
+
+
+def add_tenants(bundle: Path, names: Iterable[str], *, models: list[str]) -> None:
+    """Tenants without limits."""
+    for name in names:
+        _tenant(bundle, name, models=models)
 
 
 def _tenant(bundle: Path, name: str, *, residency: object = _EU, **more: object) -> None:

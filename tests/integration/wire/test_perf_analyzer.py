@@ -41,8 +41,7 @@ def bound(
 ) -> Iterator[tuple[Sidecar, str]]:
     perf.require()
     address = f"127.0.0.1:{free_ports(1)[0]}"
-    # Model configurations and statistics are for operators.
-    principal = {"tenant": "acme", "name": "perf", "roles": ["tenant", "operator"]}
+    principal = {"tenant": "acme", "name": "perf"}
     parts = Parts(otlp, triton.running.addresses, postgres.create_database())
     overrides = {"listeners": [{"address": address, "principal": principal}]}
     sidecar = launch(tmp_path_factory.mktemp(f"perf-{wire}"), wire, parts, bundle, overrides=overrides)
