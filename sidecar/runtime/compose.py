@@ -30,6 +30,7 @@ from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
 from sidecar.quotas.local import LocalQuotas
 from sidecar.runtime import clock, location, restricted, tls
+from sidecar.runtime.digests import ModelDigests
 from sidecar.runtime.ids import RandomIds
 from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
 from sidecar.telemetry.instruments import PrometheusInstruments
@@ -67,6 +68,7 @@ class Rooms:
     models: ModelBook
     jwks_refresher: JwksRefresher
     restricted: Restricted | None
+    digests: ModelDigests
 
 
 def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> BundleSource:
@@ -142,12 +144,14 @@ def build(settings: Settings) -> Rooms:
     )
     journal = _journal(settings, origin, TimedFiles(instruments))
     ids = RandomIds(settings.telemetry.ratio)
+    digests = ModelDigests(settings.triton.model_repository)
     recorder = JournalRecorder(
         journal,
         durability=Durability(settings.audit.journal.mode),
         content_bytes=settings.audit.journal.content_bytes,
         new_id=lambda: ids.call(clock.now()),
         now=clock.now,
+        model_digest=digests.of,
     )
     quotas = LocalQuotas()
     certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
@@ -177,6 +181,7 @@ def build(settings: Settings) -> Rooms:
         models=models,
         jwks_refresher=JwksRefresher(jwks, time.time),
         restricted=secret,
+        digests=digests,
     )
 
 

@@ -34,6 +34,7 @@ from sidecar.transports.waiting import WaitingRoom
 
 _LOG: Final = logging.getLogger("warden.lifecycle")
 SWEEP: Final = 0.05  # seconds: half of the 100 ms that the journal may be behind (DESIGN rule 6)
+DIGESTS: Final = 10.0  # seconds between two looks at the models' files: each costs a stat for each file
 RELOAD: Final = 1.0  # seconds between two looks at the bundle's directory
 _STATES: Final = {State.OK: JournalState.OPEN, State.FULL: JournalState.FULL, State.FAULTED: JournalState.FAILED}
 
@@ -58,6 +59,7 @@ class Sidecar:
         self._threads = [
             threading.Thread(target=self._every, args=(SWEEP, self._sweep), name="warden-sweep", daemon=True),
             threading.Thread(target=self._every, args=(RELOAD, self._policy.look), name="warden-bundle", daemon=True),
+            threading.Thread(target=self._look_at_models, name="warden-digests", daemon=True),
         ]
         self.drain = Drain(self.rooms.governor, self.live, settings.bounds.grace)
         self._admin = AdminServer(
@@ -153,6 +155,12 @@ class Sidecar:
             work()
         except Exception as fault:  # noqa: BLE001 — without its sweep the journal would fall behind, unnoticed
             self._crashed(threading.current_thread().name, fault)
+
+    def _look_at_models(self) -> None:
+        """Hash the models' files: at once, then whenever they have changed."""
+        if self.settings.triton.model_repository:
+            self._guarded(self.rooms.digests.look)
+            self._every(DIGESTS, self.rooms.digests.look)
 
     def _sweep(self) -> None:
         self._tell_journal()

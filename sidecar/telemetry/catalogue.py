@@ -9,12 +9,15 @@ from typing import Final
 
 from sidecar.core.model import OutcomeKind, Quantity
 from sidecar.core.reasons import Reason
+from sidecar.core.routing import RouteKind
 
 __all__ = [
     "BY_NAME",
     "CATALOGUE",
+    "MAX_VERSIONS",
     "NO_TENANT",
     "OTHER_TENANT",
+    "OTHER_VERSION",
     "UNKNOWN_METHOD",
     "Action",
     "Direction",
@@ -28,10 +31,13 @@ __all__ = [
 # Parentheses can't occur in a tenant's name, so these never collide with one.
 OTHER_TENANT: Final = "(other)"  # tenants beyond settings.telemetry.max_tenants
 NO_TENANT: Final = "(none)"  # nobody was identified, or the claimed tenant isn't known here
+OTHER_VERSION: Final = "(other)"  # versions beyond MAX_VERSIONS, and the models they are of
 UNKNOWN_METHOD: Final = "(unknown)"  # not in the method table
 
 # Most series one pod exposes at 60 tenants; tests/unit/sidecar/telemetry counts them.
 MAX_SERIES: Final = 3000
+# Versions of models with a canary that have series of their own, the first seen: 4 outcomes each.
+MAX_VERSIONS: Final = 40
 
 
 class Kind(StrEnum):
@@ -175,6 +181,13 @@ _CALLS: Final = (
         ("tenant", "direction"),
         "bytes",
         direction=Traffic,
+    ),
+    _counter(
+        "warden_routed_calls_total",
+        "Inferences of models that have a canary, by the version that answered; route: who picked it.",
+        ("model", "version", "route", "outcome"),
+        route=RouteKind,
+        outcome=_OUTCOMES,
     ),
     _gauge("warden_in_flight_calls", "Admitted calls that haven't ended.", ("tenant",)),
     _gauge(

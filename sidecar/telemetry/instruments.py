@@ -24,12 +24,15 @@ from prometheus_client.registry import Collector
 from sidecar.core import model
 from sidecar.core.model import Admission, Denial, Method, Outcome, OutcomeKind, Quantity, Usage
 from sidecar.core.reasons import Reason
+from sidecar.core.routing import RouteKind
 from sidecar.telemetry import faults
 from sidecar.telemetry.catalogue import (
     BY_NAME,
     CATALOGUE,
+    MAX_VERSIONS,
     NO_TENANT,
     OTHER_TENANT,
+    OTHER_VERSION,
     UNKNOWN_METHOD,
     Action,
     Direction,
@@ -140,6 +143,11 @@ def _method_cells(name: str, board: _Board) -> dict[OutcomeKind, _Cell]:
     return {kind: board.cell("warden_method_calls_total", name, kind) for kind in kinds}
 
 
+def _version_cells(model_: str, version: str, route: RouteKind, board: _Board) -> dict[OutcomeKind, _Cell]:
+    kinds = (kind for kind in OutcomeKind if kind is not OutcomeKind.ABORTED)
+    return {kind: board.cell("warden_routed_calls_total", model_, version, route, kind) for kind in kinds}
+
+
 class PrometheusInstruments(Collector):
     """The real ``ports.Instruments``. Safe from several threads and loops of one process.
 
@@ -162,6 +170,10 @@ class PrometheusInstruments(Collector):
                 for reason in Reason
             }
             for enforced in (True, False)
+        }
+        self._versions: dict[tuple[str, str, RouteKind], dict[OutcomeKind, _Cell]] = {}
+        self._other_versions = {
+            route: _version_cells(OTHER_VERSION, OTHER_VERSION, route, self._board) for route in RouteKind
         }
         self._first_token = self._board.histogram(_FIRST_TOKEN.name)
         self._per_token = self._board.histogram(_PER_TOKEN.name)
@@ -214,6 +226,8 @@ class PrometheusInstruments(Collector):
             tenant.response.value += usage.response_bytes
             if not infer:
                 return
+            if admission.verdict.route.kind is not None:
+                self._routed(admission, usage)[kind].value += 1
             tenant.input.value += usage.input_tokens
             tenant.output.value += usage.output_tokens
             if kind is OutcomeKind.COMPLETED:
@@ -270,6 +284,22 @@ class PrometheusInstruments(Collector):
     def _found(self, findings: tuple[model.Finding, ...]) -> None:
         for found in findings:
             self._board.cells["warden_guard_findings_total"][found.on, found.verdict, found.enforced].value += 1
+
+    def _routed(self, admission: Admission, usage: Usage) -> dict[OutcomeKind, _Cell]:
+        """The cells of the version that answered; where none did, of the one it was sent to.
+
+        One that a client named and nobody has is no version: it must not use up the series.
+        """
+        verdict = admission.verdict
+        assert verdict.route.kind is not None
+        version = usage.model_version or verdict.route.version
+        key = (verdict.profile.name, version, verdict.route.kind)
+        found = self._versions.get(key)
+        if found is None:
+            if not version or len(self._versions) >= MAX_VERSIONS:
+                return self._other_versions[verdict.route.kind]
+            found = self._versions[key] = _version_cells(*key, self._board)
+        return found
 
     def _timed(self, tenant: _Tenant, admission: Admission, usage: Usage) -> None:
         call = admission.call

@@ -257,11 +257,14 @@ class Sidecar:
         lifetime: int = 900,
         ago: float = 0,
         roles: tuple[str, ...] = ("tenant",),
+        subject: str | None = None,
     ) -> str:
         """A token as its issuer signed it ``ago`` seconds back; ``key`` in PEM, the issuer's unless given."""
         signing = mint.load_key(key or (self.stack.directory / "keys" / "signing.pem").read_bytes())
         assert isinstance(signing, mint.SigningKey)
-        assertion = mint.Assertion(issuer, audience, tenant, f"someone@{tenant}.example", lifetime, "test", roles)
+        assertion = mint.Assertion(
+            issuer, audience, tenant, subject or f"someone@{tenant}.example", lifetime, "test", roles
+        )
         return mint.mint(signing, assertion, token_id=secrets.token_hex(8), at=time.time() - ago)[0]
 
     def issue(

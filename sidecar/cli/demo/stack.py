@@ -178,7 +178,7 @@ class Stack:
             },
             "mode": "enforce",
             "listen": {"grpc": f"{LOOPBACK}:{grpc}", "admin": f"{LOOPBACK}:{admin}"},
-            "triton": _triton(parts),
+            "triton": {**_triton(parts), "model_repository": [str(path.resolve()) for path in self.options.models]},
             "policy": {"bundle": "bundle"},
             "identity": {
                 "issuers": [

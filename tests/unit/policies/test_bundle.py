@@ -368,6 +368,7 @@ def test_the_demo_s_bundle_is_as_the_demo_needs_it() -> None:
     assert set(bundle.tenants) == {"acme", "birch", "cobalt", "dormant"}
     assert {name: model.contract for name, model in bundle.models.items()} == {
         "chat": Contract.VLLM, "vision": Contract.GENERIC, "rag": Contract.TRTLLM, "counter": Contract.GENERIC,
+        "embed": Contract.GENERIC,
     }  # fmt: skip
     kv = bundle.models["chat"].kv
     birch = bundle.tenants["birch"].limits

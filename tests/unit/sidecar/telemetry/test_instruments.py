@@ -11,10 +11,23 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from sidecar.core.model import RESTRICTED, Action, Denial, Disposition, Method, Outcome, OutcomeKind, Secret, Usage
+from sidecar.core.governor import Recorded
+from sidecar.core.model import (
+    RESTRICTED,
+    Action,
+    Denial,
+    Disposition,
+    Method,
+    Outcome,
+    OutcomeKind,
+    Secret,
+    Usage,
+    replace,
+)
 from sidecar.core.ports import Instruments
 from sidecar.core.reasons import Code, Reason
-from sidecar.telemetry.catalogue import BY_NAME, CATALOGUE, MAX_SERIES, JournalState, Kind
+from sidecar.core.routing import Route, RouteKind
+from sidecar.telemetry.catalogue import BY_NAME, CATALOGUE, MAX_SERIES, MAX_VERSIONS, JournalState, Kind
 from sidecar.telemetry.instruments import PrometheusInstruments, Reading, registry
 from tests.support import telemetry
 
@@ -241,11 +254,48 @@ def test_at_60_tenants_a_pod_has_at_most_3000_series() -> None:
         for reason in Reason:
             instruments.refused(telemetry.refused(reason, f"t{n}"), enforced=True)
         instruments.settled(telemetry.recorded(f"t{n}", streaming=True), COMPLETED, Usage(responses=2))
+        instruments.settled(routed(RouteKind.CANARY), COMPLETED, Usage(model_version=f"{n + 1}"))
     del instruments._watched["warden_in_flight_calls"]  # counted here, not read
     samples = scrape(instruments)
     assert not [s for s in samples if s.name == "warden_scrape_failures_total" and s.value]
     assert len({s.labels.get("tenant") for s in samples} - {None}) == 62
     assert 2500 < len(samples) <= MAX_SERIES
+
+
+def routed(kind: RouteKind, version: str = "2") -> Recorded:
+    """A call of a model that has a canary."""
+    recorded = telemetry.recorded()
+    verdict = replace(recorded.admission.verdict, route=Route(version, kind, "why"))
+    recorded.admission = replace(recorded.admission, verdict=verdict)
+    return recorded
+
+
+def test_calls_of_a_model_with_a_canary_are_counted_by_the_version_that_answered() -> None:
+    instruments, failed = made(), Outcome(OutcomeKind.FAILED, Code.UNAVAILABLE)
+    instruments.settled(routed(RouteKind.CANARY), COMPLETED, Usage(model_version="2"))
+    instruments.settled(routed(RouteKind.STABLE, "1"), COMPLETED, Usage(model_version="1"))
+    instruments.settled(routed(RouteKind.CANARY), failed, Usage())  # none answered: it was sent to 2
+    instruments.settled(routed(RouteKind.CLIENT, ""), failed, Usage())  # the client named one that nobody has
+    instruments.settled(telemetry.recorded(), COMPLETED, Usage(model_version="9"))  # a model without a canary
+    found = {
+        (s.labels["model"], s.labels["version"], s.labels["route"], s.labels["outcome"]): s.value
+        for s in scrape(instruments)
+        if s.name == "warden_routed_calls_total" and s.value
+    }
+    assert found == {
+        ("chat", "2", "canary", "completed"): 1,
+        ("chat", "1", "stable", "completed"): 1,
+        ("chat", "2", "canary", "failed"): 1,
+        ("(other)", "(other)", "client", "failed"): 1,
+    }
+
+
+def test_versions_beyond_the_cap_share_one_series() -> None:
+    instruments = made()
+    for n in range(MAX_VERSIONS + 5):
+        instruments.settled(routed(RouteKind.CANARY), COMPLETED, Usage(model_version=f"{n + 1}"))
+    labels = {"model": "(other)", "version": "(other)", "route": "canary", "outcome": "completed"}
+    assert value(instruments, "warden_routed_calls_total", **labels) == 5
 
 
 def test_several_threads_lose_no_count() -> None:
