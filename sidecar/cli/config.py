@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,10 @@ import typer
 
 from audit.seal import KeyFault, load_root_key, same_volume
 from sidecar.cli.common import Exit, JsonOption, absent, emit, fail
-from sidecar.runtime import compose
+from sidecar.runtime import compose, restricted, selfcheck
+from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.settings import SettingsError, load
+from sidecar.triton.selfcheck import Finding, Severity
 
 app = typer.Typer(no_args_is_help=True, help="The sidecar's configuration: check.")
 
@@ -24,18 +27,44 @@ def root() -> None:
 def check(
     file: Annotated[Path, typer.Argument(help="warden.yaml")],
     *,
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask the running Triton too, as a running sidecar does.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Say whether `warden serve` would start with FILE: its text, the bundle it names, its keys."""
+    """Say whether `warden serve` would start with FILE: its text, the bundle it names, its keys.
+
+    With --live also what is amiss with the Triton that it names: a critical finding is a no.
+    """
     problems = _problems(file)
+    findings = _findings(file) if live and not problems else ()
+    bad = bool(problems) or findings is None or any(each.severity is Severity.CRITICAL for each in findings)
     if json:
-        emit({"ok": not problems, "problems": problems})
-    if problems:
-        if json:
-            raise typer.Exit(int(Exit.NO))
+        told = {"findings": [_told(each) for each in findings or ()]} if live else {}
+        emit({"ok": not bad, "problems": problems, **told})
+    elif problems:
         fail(Exit.NO, f"{len(problems)} problem(s)\n" + "\n".join(problems))
+    for each in () if json else findings or ():
+        typer.echo(f"{each.severity} {each.name}: {each.detail}")
+    if findings is None:
+        fail(Exit.DEPENDENCY, f"{file}: good, but Triton at {load(file).triton.grpc} does not answer")
+    if bad:
+        raise typer.Exit(int(Exit.NO))
     if not json:
         typer.echo(f"{file}: good")
+
+
+def _told(finding: Finding) -> dict[str, str]:
+    return {"name": finding.name, "severity": finding.severity, "detail": finding.detail}
+
+
+def _findings(file: Path) -> tuple[Finding, ...] | None:
+    """What is amiss with Triton; None where it does not answer."""
+    settings = load(file)
+    bundle = compose.check(settings).current().bundle
+    secret = restricted.load(settings.triton.restricted_secret, os.environ)
+    assert not isinstance(secret, str), "checked before"
+    return selfcheck.once(settings, bundle, TritonDesk(settings.triton.grpc, secret))
 
 
 def _problems(file: Path) -> list[str]:

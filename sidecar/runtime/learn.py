@@ -58,6 +58,10 @@ class Learner:
         self._doubted.set()
         self._thread.join(_JOIN)
 
+    def once(self) -> None:
+        """One round, in the caller's thread, where none runs of its own."""
+        self._round()
+
     @property
     def age(self) -> float | None:
         """Seconds since the knowledge in the book was learnt; None: nothing was yet."""

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from audit.journal import State
-from sidecar.runtime import clock
+from sidecar.runtime import clock, selfcheck
 from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.compose import Rooms, StartError, build
 from sidecar.runtime.drain import Drain
 from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.learn import Learner
 from sidecar.runtime.probe import UpstreamProbe
+from sidecar.runtime.selfcheck import SelfCheck
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipper import Shipper
 from sidecar.runtime.watch import PolicyWatch
@@ -31,6 +32,7 @@ from sidecar.telemetry.shipfile import ShipFile, watch_ship
 from sidecar.transports.budget import Budget
 from sidecar.transports.context import Bounds, Services
 from sidecar.transports.waiting import WaitingRoom
+from sidecar.triton.selfcheck import Seen
 
 _LOG: Final = logging.getLogger("warden.lifecycle")
 SWEEP: Final = 0.05  # seconds: half of the 100 ms that the journal may be behind (DESIGN rule 6)
@@ -53,6 +55,7 @@ class Sidecar:
         self._waiting = WaitingRoom()
         self.rooms.governor.on_room = self._waiting.wake
         self._probe = UpstreamProbe(settings.triton.grpc, self.rooms.restricted)
+        self._selfcheck = self._self_check()
         self._learner = Learner(TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models)
         self._shipper = Shipper(*ship)
         self._stopping = threading.Event()
@@ -68,6 +71,16 @@ class Sidecar:
         self.services = self._services()
         self._journal_state = State.OK  # that was logged last
         self._watch_metrics()
+
+    def _self_check(self) -> SelfCheck:
+        rooms, settings = self.rooms, self.settings
+        desk = TritonDesk(settings.triton.grpc, rooms.restricted)
+
+        def gather() -> Seen | None:
+            caches = rooms.policies.current().bundle.prefix_caches
+            return selfcheck.look(desk, settings, rooms.models.current, rooms.digests, caches)
+
+        return SelfCheck(gather, lambda: selfcheck.stated(rooms.policies.current().bundle, settings))
 
     def _services(self) -> Services:
         rooms, bounds = self.rooms, self.settings.bounds
@@ -113,6 +126,7 @@ class Sidecar:
         rooms.jwks_refresher.start()
         self._probe.start()
         self._learner.start()
+        self._selfcheck.start()
         self._shipper.start()
         # What was made so far stays: without this, one full collection walks it all, a pause of 60 ms (make bench).
         gc.collect()
@@ -137,6 +151,7 @@ class Sidecar:
         self._admin.stop()
         self.rooms.keys.stop()
         self._learner.stop()
+        self._selfcheck.stop()
         self._shipper.stop()
         fault = self.rooms.journal.close()
         if fault is not None:
@@ -204,7 +219,10 @@ class Sidecar:
             **self._policy.checks(),
             # Told, never deciding: a database or an issuer that is away must not take every pod out of service.
             "mode": Check(ok=True, detail=self.settings.mode),
+            "self-check": Check(ok=True, detail=self._selfcheck.summary),
         }
+        for finding in self._selfcheck.findings or ():
+            checks[f"self-check {finding.name}"] = Check(ok=True, detail=f"{finding.severity}: {finding.detail}")
         for listener in self.settings.listeners:
             who = listener.principal
             speaks = f"without a credential, as {who.tenant}/{who.name} ({', '.join(who.roles)})"
@@ -244,6 +262,7 @@ class Sidecar:
         watch("warden_bundle_info", lambda: readings.info(rooms.policies.current().digest))
         watch("warden_upstream_up", lambda: float(self._probe.ready))
         watch("warden_models_unlearnt", lambda: float(len(rooms.models.current.unlearnt)))
+        watch("warden_selfcheck_finding", self._selfcheck.reading)
         watch("warden_models_age_seconds", lambda: self._learner.age)
         watch("warden_buffer_bytes", lambda: float(self.budget.used))
         watch("warden_buffer_limit_bytes", lambda: float(self.budget.limit))

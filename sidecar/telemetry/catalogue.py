@@ -37,7 +37,7 @@ UNKNOWN_METHOD: Final = "(unknown)"  # not in the method table
 # Most series one pod exposes at 60 tenants; tests/unit/sidecar/telemetry counts them.
 MAX_SERIES: Final = 3000
 # Versions of models with a canary that have series of their own, the first seen: 4 outcomes each.
-MAX_VERSIONS: Final = 40
+MAX_VERSIONS: Final = 20
 
 
 class Kind(StrEnum):
@@ -264,6 +264,11 @@ _PARTS: Final = (
     ),
     Metric("warden_bundle_info", Kind.INFO, "The policy bundle in force.", ("digest",)),
     _gauge("warden_location_certain", "1 while the evidence agrees on where this is; at 0 every call is refused."),
+    _gauge(
+        "warden_selfcheck_finding",
+        "1 for what the self-check of Triton finds amiss, 0 for what it doesn't; /readyz says what to do.",
+        ("finding", "severity"),
+    ),
     _gauge("warden_upstream_up", "1 while Triton answers that it is ready."),
     _gauge("warden_models_unlearnt", "Models that Triton has but could not be asked about."),
     _gauge("warden_models_age_seconds", "Age of what is known of Triton's models.", unit="seconds"),

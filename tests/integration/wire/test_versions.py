@@ -61,7 +61,7 @@ class Load:
             found[:] = [(call, version) for began, call, version in list(self.answers) if began > moment]
             return len(found) >= least
 
-        eventually(enough, what=f"{least} calls", within_s=60)
+        eventually(enough, what=f"{least} calls; faults: {self.faults[:3]}", within_s=240)
         return found
 
 
@@ -98,7 +98,7 @@ def share(answers: list[tuple[str, str]]) -> float:
 def test_a_canary_is_moved_from_0_to_10_to_100_and_back_to_0_under_load(own: Launch) -> None:
     sidecar = own()
     move(sidecar, r"percent: 10, sticky: principal", "percent: 0, sticky: request")
-    counted = 500
+    counted = 300
     told: dict[int, list[tuple[str, str]]] = {}
     with load(sidecar) as running:
         told[0] = running.since(time.monotonic(), counted)
@@ -185,7 +185,7 @@ def test_an_alias_answers_by_the_name_that_was_asked_for(own: Launch) -> None:
         assert names == {"assistant"}
         record = sidecar.record(f"{stream.answer().call_id}/1")
     assert (record["model"], record["alias"], record["outcome"]) == ("slow", "assistant", "completed")
-    assert record["output_tokens"] == 3, "read by the contract of the model that answered"
+    assert record["output"] == "word0 word1 word2 ", "read by the contract of the model that answered"
 
 
 def texts(*each: str) -> kserve.InferInput:

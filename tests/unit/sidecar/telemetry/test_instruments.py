@@ -29,6 +29,7 @@ from sidecar.core.reasons import Code, Reason
 from sidecar.core.routing import Route, RouteKind
 from sidecar.telemetry.catalogue import BY_NAME, CATALOGUE, MAX_SERIES, MAX_VERSIONS, JournalState, Kind
 from sidecar.telemetry.instruments import PrometheusInstruments, Reading, registry
+from sidecar.triton.selfcheck import SEVERITY
 from tests.support import telemetry
 
 COMPLETED = Outcome(OutcomeKind.COMPLETED)
@@ -37,6 +38,7 @@ READINGS: Mapping[str, Reading] = {
     "warden_quota_held_bytes": {(f"t{n}", q): 1.0 for n in range(100) for q in ("kv_bytes", "tensor_bytes")},
     "warden_journal_state": {(state,): 0.0 for state in JournalState},
     "warden_bundle_info": {("sha256:abc",): 1.0},
+    "warden_selfcheck_finding": {(name.value, severity.value): 0.0 for name, severity in SEVERITY.items()},
     "warden_build_info": {("0.1.0", "warden-0", "eu-west-1", "enforce"): 1.0},
 }
 
