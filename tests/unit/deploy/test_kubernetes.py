@@ -11,8 +11,10 @@ from ruamel.yaml import YAML
 
 from policies.bundle import Bundle, compile_bundle
 from policies.explain import run_cases
+from sidecar.cli.demo.triton import RESTRICTED
 from sidecar.runtime import drain, shipper
-from sidecar.runtime.settings import ListenSection, Settings, TritonSection, load
+from sidecar.runtime.settings import ListenSection, RestrictedSection, Settings, TritonSection, load
+from sidecar.transports.upstream import RESTRICTED_PREFIX
 
 MANIFEST = Path(__file__).parents[3] / "deploy" / "kubernetes" / "warden.yaml"
 TRITON_PORTS = {"http": 8000, "grpc": 8001, "metrics": 8002}  # DESIGN §6
@@ -92,7 +94,12 @@ def test_nobody_reaches_triton_but_the_sidecar(settings: Settings) -> None:
     flags = dict(arg.removeprefix("--").split("=", 1) for arg in TRITON["args"] if arg.startswith("--"))
     for name, number in TRITON_PORTS.items():
         assert (flags[f"{name}-address"], flags[f"{name}-port"]) == ("127.0.0.1", str(number))
-    assert settings.triton == TritonSection()
+    secret = RestrictedSection(key="warden", env="TRITON_SECRET")
+    assert settings.triton == TritonSection(restricted_secret=secret, model_repository=(Path("/models"),))
+    for name, header in (("grpc-restricted-protocol", "warden"), ("http-restricted-api", RESTRICTED_PREFIX + "warden")):
+        assert flags[name] == f"{','.join(RESTRICTED)}:{header}=$(TRITON_SECRET)"
+    assert {env["name"] for env in TRITON["env"]} <= {env["name"] for env in WARDEN["env"]}
+    assert {"name": "models", "mountPath": "/models", "readOnly": True} in WARDEN["volumeMounts"]
     assert settings.triton.grpc == f"127.0.0.1:{flags['grpc-port']}"
     assert flags["model-control-mode"] == "none"
     assert "ports" not in TRITON
