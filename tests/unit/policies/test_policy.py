@@ -465,3 +465,59 @@ def test_who_may_know_of_a_model(principal: Principal, models: tuple[str, ...], 
     if "tenant" in principal.roles and policy.serves(principal.tenant):
         found = [ask(policy, principal, model, METADATA) for model in models]
         assert tuple(not isinstance(each, Denial) for each in found) == seen
+
+
+# --- aliases ------------------------------------------------------------------------------------------------------
+
+
+def with_aliases() -> LoadedPolicy:
+    """birch's plan calls vision `eyes`, and chat by counter's name; rag is not on birch's list."""
+    files = demo_bundle().files
+    plans = files["plans.yaml"] + b"  aliases: {eyes: vision, counter: chat, docs: rag}\n"  # of bronze, the last plan
+    bundle = compile_bundle({**files, "plans.yaml": plans})
+    assert isinstance(bundle, Bundle), [str(problem) for problem in bundle]
+    return LoadedPolicy(bundle, Place("eu-west-1", "EU", "EU", "EU"))
+
+
+def test_access_and_contract_of_an_alias_are_those_of_what_answers() -> None:
+    policy = with_aliases()
+    for _ in range(2):  # made, then remembered
+        found = ask(policy, who("birch"), "counter")
+        assert isinstance(found, Verdict)
+        assert (found.profile.name, found.profile.contract, found.alias) == ("chat", Contract.VLLM, "counter")
+        own = ask(policy, who("birch"), "chat")
+        assert isinstance(own, Verdict)
+        assert (own.profile.name, own.alias) == ("chat", "")
+    assert reason(ask(policy, who("birch"), "docs")) is Reason.MODEL_NOT_FOUND, "an alias grants nothing"
+
+
+def test_an_alias_is_its_plans_alone() -> None:
+    found = ask(with_aliases(), who("acme"), "counter")
+    assert isinstance(found, Verdict)
+    assert (found.profile.name, found.alias) == ("counter", "")
+    assert reason(ask(with_aliases(), who("acme"), "eyes")) is Reason.MODEL_NOT_FOUND
+
+
+@pytest.mark.parametrize(("models", "allowed"), [(("eyes",), True), (("vision",), True), (("chat",), False)])
+def test_a_key_may_be_narrowed_by_either_name(models: tuple[str, ...], allowed: bool) -> None:
+    found = ask(with_aliases(), who("birch", kind="api_key", models=models), "eyes")
+    assert isinstance(found, Verdict) is allowed
+
+
+def test_operators_act_on_the_servers_own_names() -> None:
+    staff = who("birch", roles=frozenset({"admin"}))
+    found = ask(with_aliases(), staff, "counter", LOAD)
+    assert isinstance(found, Verdict)
+    assert (found.profile.name, found.alias) == ("counter", "")
+
+
+def test_an_alias_is_seen_where_what_answers_is() -> None:
+    policy = with_aliases()
+    assert policy.sees(who("birch"), "eyes", "")
+    assert not policy.sees(who("birch"), "docs", "")
+
+
+def test_an_alias_is_a_step_of_the_explanation() -> None:
+    _, steps = with_aliases().trace(who("birch"), call(), Head("eyes"), 0.0)
+    assert [(s.step, s.outcome) for s in steps][:3] == [("tenant", "pass"), ("alias", "pass"), ("status", "pass")]
+    assert (steps[1].rule, steps[1].detail) == ("plans.yaml:bronze.aliases.eyes", "answered by vision")
