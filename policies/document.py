@@ -162,6 +162,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$")]  # of 
 TenantName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 ModelName = Annotated[str, Field(pattern=r"^[^\s/*?\[\]]{1,256}$")]
 ModelPattern = Annotated[str, Field(pattern=r"^[^\s/\[\]]{1,256}$")]  # * and ? stand for any text, any character
+LoraName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,256}$")]
 DataClass = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 
 
@@ -566,6 +567,7 @@ class TenantDoc(_Dated):
     limits: Annotated[
         tuple[LimitsDoc, ...], BeforeValidator(_as_list, json_schema_input_type=LimitsDoc | list[LimitsDoc])
     ] = Field(default=(), max_length=16)
+    loras: tuple[LoraName, ...] = Field(default=(), max_length=256)  # adapters it may use, by name or id; none else
     keys: dict[Annotated[str, Field(min_length=1, max_length=256)], KeyDoc] = Field(default={}, max_length=1000)
     residency: ResidencyDoc
     audit: AuditDoc

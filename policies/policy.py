@@ -99,7 +99,7 @@ class LoadedPolicy:
 
     def profile(self, model: str) -> ModelProfile:
         """What models.yaml says, or a generic profile."""
-        return self._bundle.models.get(model) or ModelProfile(name=model)
+        return self._bundle.models.get(model) or ModelProfile(name=model, stated=False)
 
     def serves(self, tenant: str) -> bool:
         """By its status; its dates are looked at with each call."""
@@ -217,6 +217,7 @@ class LoadedPolicy:
             would_refuse=shadow,
             alias=asked.alias,
             guards=tenant.guards if asked.action is Action.INFER else None,
+            loras=tenant.loras,
         )
 
     def _asked(self, principal: Principal, tenant: Tenant, call: Call, head: Head, at: float) -> _Asked:

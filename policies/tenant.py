@@ -69,6 +69,7 @@ class Tenant:
     audit: AuditRule
     period: Period = ALWAYS
     later: tuple[tuple[float, Limits], ...] = ()
+    loras: frozenset[str] = frozenset()  # adapters it may use, by name or id
     keys: Mapping[str, KeyRule] | None = None  # by the key's name; None: none is narrowed
     guards: Guards | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)  # its plan's: the name asked for → the model that answers
@@ -134,6 +135,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
         ),
         period=_period(doc.begins, doc.ends),
         later=later,
+        loras=frozenset(doc.loras),
         keys={key: _key(rule) for key, rule in doc.keys.items()} or None,
         aliases={} if plan is None else plan.aliases,
         guards=compile_guards(doc.guards),

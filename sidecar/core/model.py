@@ -245,7 +245,8 @@ class InferenceFacts(Struct, frozen=True):
     ``prompts`` are the raw bytes of the prompt tensor's elements (maybe not UTF-8); empty for ``generic``.
     ``prompt_tokens`` is per call (all prompts), an estimate unless ``prompt_tokens_exact``.
     ``requested_tokens`` is the most the model may generate per sequence; ``sequences`` is n, beams or best_of.
-    ``parameters`` holds request parameters and sampling parameters that were read, by name.
+    ``parameters`` holds request parameters and sampling parameters that were read, by name; ``flags`` the inputs that
+    are true or false and mean something here; ``loras`` the adapters asked for; ``raw``: its payloads are raw.
     """
 
     request_id: str = ""
@@ -261,6 +262,9 @@ class InferenceFacts(Struct, frozen=True):
     sequences: int = 1
     streaming: bool = False
     tensor_bytes: int = 0
+    flags: Mapping[str, bool] = field(default_factory=dict)
+    loras: tuple[str, ...] = ()
+    raw: bool = True
 
 
 NO_FACTS: Final = InferenceFacts()
@@ -406,7 +410,8 @@ class ModelProfile(Struct, frozen=True):
     """What models.yaml states of a model. ``max_tokens`` bounds, ``default_tokens`` replaces an absent request's.
 
     ``classification``: its outputs may be asked for as classes, because each of them is numeric. ``digests``: what is
-    stated of its versions' directories.
+    stated of its versions' directories. ``stated``: the bundle names the model; one that it doesn't is read by the
+    contract that its tensors speak.
 
     ``stops_ns``: how long after a cancel the model may still hold what the call held. ``runs_on``: it looks at no
     cancel, and that is the longest that it goes on; what the call's own pace makes more likely counts where known.
@@ -424,6 +429,7 @@ class ModelProfile(Struct, frozen=True):
     pool: PoolSize = PoolSize()
     stops_ns: int = 500_000_000
     runs_on: bool = False
+    stated: bool = True
 
 
 class AuditLevel(StrEnum):
@@ -493,6 +499,7 @@ class Verdict(Struct, frozen=True):
     route: Route = NO_ROUTE
     model_limits: Limits | None = None  # of this tenant and this model together, beside ``limits``
     guards: Guards | None = None  # what the prompt and the output may hold; None: whatever they like
+    loras: frozenset[str] = frozenset()  # the adapters that this tenant may use, by name or id
 
 
 # --- what it holds and how it ends --------------------------------------------------------------------------------
@@ -524,10 +531,18 @@ class Reservation(Struct, frozen=True):
 
 
 class Undo(Struct, frozen=True):
-    """What isolation changed and every response has put back: the client's own id (None: it stands), added outputs."""
+    """What isolation changed and every response has put back.
+
+    ``request_id``: the client's own, for which Triton was sent ``sent`` (None: it stands). ``strip``: outputs that only
+    the sidecar asked for. ``beams``: so many times the prompt's tokens stand in the output's count (0: they don't).
+    ``sequence``: the one that the response ends, as (client's id, epoch).
+    """
 
     request_id: str | None = None
     strip: frozenset[str] = frozenset()
+    sent: str = ""
+    beams: int = 0
+    sequence: tuple[int | str, int] | None = None
 
 
 class Forward(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 import time
@@ -36,9 +37,11 @@ from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
 from sidecar.telemetry.instruments import PrometheusInstruments
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.upstream import Restricted
+from sidecar.triton.isolation import Isolation
 from sidecar.triton.knowledge import ModelBook
 from sidecar.triton.methods import METHODS
 from sidecar.triton.reader import TritonReader
+from sidecar.triton.sequences import SequenceTable
 from sidecar.triton.tokens import Counter, load_counter
 
 IN_KUBERNETES: Final = "KUBERNETES_SERVICE_HOST"  # set in every container of a pod
@@ -133,7 +136,7 @@ def build(settings: Settings) -> Rooms:
     issuers = [_issuer(section) for section in settings.identity.issuers]
     jwks = tuple(source for _, source in issuers)
     instruments = PrometheusInstruments(METHODS.values(), max_tenants=settings.telemetry.max_tenants)
-    file = _snapshot_file(settings, jurisdiction)
+    file, key = _snapshot_file(settings, jurisdiction), id_key(settings)
     otlp = settings.telemetry.otlp
     origin = Origin(
         settings.sidecar.name,
@@ -156,9 +159,11 @@ def build(settings: Settings) -> Rooms:
     quotas = LocalQuotas()
     certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
     identity = Identifier(TokenVerifier(issuers, book), ring, certificates, _bound(settings))
-    ports = Ports(identity, policies, TritonReader(_counters(settings)), quotas, recorder, instruments)
+    models = ModelBook()
+    isolation = Isolation(models, key, SequenceTable(Secret(secrets.token_bytes(32))))
+    ports = Ports(identity, policies, TritonReader(isolation, _counters(settings)), quotas, recorder, instruments)
     governor = Governor(ports, mode=Mode(settings.mode))
-    live, models = LiveRpcs(), ModelBook()
+    live = LiveRpcs()
     refresher = KeyRefresher(
         settings.audit.database.dsn, ring, book, refresh=_freshness(settings).refresh, clock=time.time,
         monotonic=time.monotonic, file=file,
@@ -222,6 +227,14 @@ def _ring(settings: Settings) -> KeyRing | None:
 def _freshness(settings: Settings) -> KeysSection:
     """How often the database is looked at: as configured for keys, or by default."""
     return settings.identity.keys or KeysSection(pepper_file=Path())
+
+
+def id_key(settings: Settings) -> Secret:
+    """What request ids are mapped under: of the journal's root key, so it outlives a restart and is a pod's own."""
+    root = load_root_key(settings.audit.journal.key_file)
+    if isinstance(root, KeyFault):
+        raise StartError(f"audit.journal.key_file: {root.detail}")
+    return Secret(hmac.digest(root.reveal(), b"triton-warden request ids", "sha256"))
 
 
 def _snapshot_file(settings: Settings, jurisdiction: str) -> SnapshotFile:

@@ -15,6 +15,7 @@ from sidecar.triton import status as triton_status
 from sidecar.triton.answers import reworded
 from sidecar.triton.errors import Said, said_by
 from sidecar.triton.peek import peek_request_id
+from sidecar.triton.responses import restored
 
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
 
@@ -111,8 +112,9 @@ class Exchange:
         if end.code == Code.OK:
             denial = self.complete()
             return render.OK if denial is None else render.status(denial, self.call.id)
-        told = triton_status.translate(end.code, end.message, self._said())
-        self._settle(_failure(told, end.message))
+        words = restored(end.message, None if self.recorded is None else self.recorded.admission.forward.undo)
+        told = triton_status.translate(end.code, words, self._said())
+        self._settle(_failure(told, words))
         denial = _denial(told)
         return render.Status(told.code, told.message) if denial is None else render.status(denial, self.call.id)
 

@@ -14,8 +14,9 @@ from sidecar.triton.request import EACH_MAX, NAME, REMEMBERED, REMEMBERED_BYTES,
 from sidecar.triton.strictjson import parse_object
 from sidecar.triton.tensors import Tensor, flags, integers, strings
 
-__all__ = ["RESERVED", "SEQUENCES_MAX", "Asked", "ask", "estimate_tokens"]
+__all__ = ["RESERVED", "SEQUENCES_MAX", "STOP", "Asked", "ask", "estimate_tokens"]
 
+STOP: Final = "stop"  # TensorRT-LLM ends every request with this one's id
 SEQUENCES_MAX: Final = 1_024  # n, beams and best_of, multiplied, of one prompt
 _TEXT_MAX: Final = 1_024  # characters of a nested sampling parameter that the record keeps
 
@@ -40,6 +41,8 @@ class Asked(msgspec.Struct, frozen=True):
     sequences: int = 1
     streaming: bool = False
     sampling: dict[str, ParameterValue] = {}
+    flags: dict[str, bool] = {}
+    loras: tuple[str, ...] = ()
 
 
 def ask(request: Request, profile: ModelProfile) -> Asked:
@@ -50,9 +53,25 @@ def ask(request: Request, profile: ModelProfile) -> Asked:
         case Contract.TRTLLM:
             return _trtllm(request, profile)
         case Contract.GENERIC:
-            return Asked()
+            return Asked(flags=_flags(request))
         case unreachable:
             assert_never(unreachable)
+
+
+# Inputs that are true or false and mean something to isolation and to the count of tokens.
+_FLAGS: Final = (STOP, "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output")
+
+
+def _flags(request: Request) -> dict[str, bool]:
+    """Those that the request has. A stop that isn't BOOL at all may be one to a model that reads it so."""
+    found: dict[str, bool] = {}
+    for name in _FLAGS:
+        tensor = request.tensors.get(name)
+        if tensor is not None and tensor.datatype == "BOOL":
+            found[name] = any(flags(tensor))
+        elif tensor is not None and name == STOP:
+            found[name] = True
+    return found
 
 
 def estimate_tokens(prompt: bytes) -> int:
@@ -82,6 +101,7 @@ class _Sampling(msgspec.Struct, frozen=True):
     requested: int | None
     sequences: int
     recorded: dict[str, ParameterValue]
+    loras: tuple[str, ...]
 
 
 def _vllm(request: Request, profile: ModelProfile) -> Asked:
@@ -100,6 +120,8 @@ def _vllm(request: Request, profile: ModelProfile) -> Asked:
         sequences=sampling.sequences * max(1, len(prompts)),
         streaming=_any_flag(request, "stream"),
         sampling=sampling.recorded,
+        flags=_flags(request),
+        loras=sampling.loras,
     )
 
 
@@ -138,7 +160,11 @@ def _judged(sampling: Mapping[str, Any]) -> _Sampling:
         requested = 0 if asked is None else _at_least_one("max_tokens", asked)
     # Only these two multiply what is generated; null is vLLM's own way to leave them out.
     counts = [_at_least_one(name, sampling[name]) for name in ("n", "best_of") if sampling.get(name) is not None]
-    return _Sampling(requested, _multiplied(max(counts, default=1)), _recorded(sampling))
+    lora = sampling.get("lora_name")
+    if lora is not None and not isinstance(lora, str):
+        raise MalformedRequest("lora_name: must be a string")
+    loras = () if lora is None else (lora,)
+    return _Sampling(requested, _multiplied(max(counts, default=1)), _recorded(sampling), loras)
 
 
 def _recorded(sampling: Mapping[str, Any]) -> dict[str, ParameterValue]:
@@ -175,6 +201,7 @@ _TRTLLM_REQUESTED: Final = ("max_tokens", "request_output_len", "sampling_param_
 # Beams and returned sequences are multiplied: releases differ in whether the second is taken out of the first.
 _TRTLLM_SEQUENCES: Final = ("beam_width", "num_return_sequences", "sampling_param_best_of")
 _TRTLLM_STREAMING: Final = ("stream", "streaming")
+_TRTLLM_LORAS: Final = ("lora_task_id", "lora_id", "lora_name")  # ensemble, bls and core; llmapi
 
 
 def _trtllm(request: Request, profile: ModelProfile) -> Asked:
@@ -197,7 +224,18 @@ def _trtllm(request: Request, profile: ModelProfile) -> Asked:
         requested_tokens=max(asked, default=min(profile.default_tokens, profile.max_tokens)),
         sequences=_multiplied(each) * batch,
         streaming=any(_any_flag(request, name) for name in _TRTLLM_STREAMING),
+        flags=_flags(request),
+        loras=tuple(name for tensor in _TRTLLM_LORAS for name in _names(request.tensors.get(tensor))),
     )
+
+
+def _names(tensor: Tensor | None) -> tuple[str, ...]:
+    """Adapters, by name or by number; what isn't UTF-8 is nobody's name."""
+    if tensor is None:
+        return ()
+    if tensor.datatype == "BYTES":
+        return tuple(text.decode(errors="replace") for text in strings(tensor))
+    return tuple(map(str, integers(tensor)))
 
 
 def _strings(tensor: Tensor | None) -> tuple[bytes, ...]:

@@ -1,7 +1,9 @@
-"""What keeps tenants apart: which parameters and tensors may go to Triton (facts §8)."""
+"""What keeps tenants apart: what may go to Triton at all, and what goes there under another name (facts §2, §8)."""
 
 from __future__ import annotations
 
+import hmac
+from dataclasses import dataclass
 from typing import Final
 
 from sidecar.core.model import (
@@ -11,14 +13,32 @@ from sidecar.core.model import (
     Denial,
     Forward,
     InferenceFacts,
+    Instant,
+    Limits,
     ModelProfile,
     ParameterValue,
     Principal,
+    Secret,
+    Undo,
     Verdict,
 )
 from sidecar.core.reasons import Reason
+from sidecar.triton import suffix
+from sidecar.triton.contracts import STOP
+from sidecar.triton.counting import Counting, asked_for
+from sidecar.triton.knowledge import CorrelationId, Dialect, ModelBook, ModelFacts
+from sidecar.triton.request import ELSEWHERE
+from sidecar.triton.sequences import SequenceTable
 
-__all__ = ["FORBIDDEN_PARAMETERS", "FORBIDDEN_TENSORS", "infer", "manage"]
+__all__ = [
+    "FORBIDDEN_PARAMETERS",
+    "FORBIDDEN_SAMPLING",
+    "FORBIDDEN_TENSORS",
+    "LORA_TENSORS",
+    "Isolation",
+    "contract_of",
+    "manage",
+]
 
 # Tensors that reach past the caller's own request, whatever the contract: a model may be another than it is said to be.
 FORBIDDEN_TENSORS: Final[dict[str, str]] = {
@@ -28,96 +48,270 @@ FORBIDDEN_TENSORS: Final[dict[str, str]] = {
     "lora_ckpt_source": "a path on the server",
     "lora_weights": "replaces an adapter that others use",
     "lora_config": "replaces an adapter that others use",
-    "lora_task_id": "adapters are not granted to tenants yet",
-    "lora_id": "adapters are not granted to tenants yet",
-    "lora_name": "adapters are not granted to tenants yet",
     "context_phase_params": "a memory image that the server trusts",
     "embedding_request": "its prompt would not be seen",
     "prompt_embedding_table": "its prompt would not be seen",
     "return_perf_metrics": "tells what others have cached",
+    "return_kv_cache_reuse_stats": "tells what others have cached",
+    "sampling_param_return_perf_metrics": "tells what others have cached",
     "return_context_logits": "as large as the vocabulary for each token",
     "return_generation_logits": "as large as the vocabulary for each token",
-    "stop": "stops every request with the same id",
 }
+# TensorRT-LLM's adapters by number or name: those that the tenant's document grants (``loras``), read by its contract.
+LORA_TENSORS: Final = frozenset({"lora_task_id", "lora_id", "lora_name"})
 _RETENTION: Final = "retention_"  # pins cache blocks against everybody else's
 
 FORBIDDEN_PARAMETERS: Final[dict[str, str]] = {
     "headers": "set by the server itself",
     "binary_data_output": "belongs to HTTP",
-    "priority": "the queue is shared with others",
-    "timeout": "the call's deadline is what ends it",
 }
 _SHARED_MEMORY: Final = "shared_memory_"
 _TRITON: Final = "triton_"
 _TRITON_ALLOWED: Final = "triton_enable_empty_final_response"
-# A model says whether its sequences' ids are numbers or strings. A string where it wants a number corrupts the heap of
-# Triton 2.51, which dies of it later; and what each model wants isn't known here.
-_SEQUENCE: Final = "sequence_id"
-_OUTPUT_PARAMETER: Final = "classification"
+_SEQUENCE, _START, _END = "sequence_id", "sequence_start", "sequence_end"
+_PRIORITY, _TIMEOUT = "priority", "timeout"
+_CLASSIFICATION: Final = "classification"
 # Triton reads the count modulo 2^32, so 2^62 is 0 there and means none; ImageNet's 1000 labels are as many as one asks.
 _CLASSES_MAX: Final = 1_000
 
 # vLLM's sampling parameters, from their JSON or from request parameters.
 FORBIDDEN_SAMPLING: Final[dict[str, str]] = {
-    "lora_name": "adapters are not granted to tenants yet",
     "logits_processors": "names code on the server",
     "extra_args": "reaches the engine unchecked",
     "kv_transfer_params": "names another engine's memory",
 }
+RULE: Final = "isolation"
+
+
+def contract_of(profile: ModelProfile, model: ModelFacts | None) -> Contract:
+    """As models.yaml states it; a model that it doesn't name speaks what its tensors say."""
+    return profile.contract if profile.stated or model is None else model.dialect.contract
 
 
 def _refuse(what: str, why: str) -> Denial:
-    return Denial(Reason.PARAMETER_NOT_ALLOWED, f"{what}: {why}", rule="isolation")
+    return Denial(Reason.PARAMETER_NOT_ALLOWED, f"{what}: {why}", rule=RULE)
 
 
-def infer(call: Call, principal: Principal, facts: InferenceFacts, verdict: Verdict) -> Forward | Denial:
-    """The untouched message of an inference that asks for nothing it may not have."""
-    profile = verdict.profile
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """Judges and rewrites inferences; knows of Triton's models what the book says.
+
+    ``key``: 32 bytes that request ids are mapped under; the same for as long as a ``stop`` shall find its request.
+    """
+
+    book: ModelBook
+    key: Secret
+    sequences: SequenceTable
+
+    def infer(
+        self, call: Call, principal: Principal, facts: InferenceFacts, verdict: Verdict, at: Instant
+    ) -> Forward | Denial:
+        """What Triton is sent of an inference, or why it may not pass."""
+        if not facts.model:  # only in mode observe: it could not be read
+            return Forward(call.message)
+        name = verdict.profile.name  # facts.model may be an alias
+        model = self.book.current.models.get(name)
+        contract = contract_of(verdict.profile, model)
+        denial = self._unlearnt(facts, verdict) if model is None else None
+        denial = denial or _forbidden(facts, verdict, contract, model)
+        if denial is not None:
+            return denial
+        sequence = _NO_SEQUENCE
+        if facts.parameters.get(_SEQUENCE):
+            assert model is not None  # else unlearnt
+            found = self._sequence(principal.tenant, facts, model, at)
+            if isinstance(found, Denial):
+                return found
+            sequence = found
+        counting = Counting(call.message) if contract is Contract.GENERIC else asked_for(call.message, facts, model)
+        sent = self.request_id(principal.tenant, name, facts.request_id)
+        added = [sequence.suffix, _queue(facts.parameters, verdict.limits), counting.suffix]
+        if sent:
+            added.append(suffix.request_id(sent))
+        return Forward(
+            counting.message,
+            suffix=b"".join(added),
+            undo=_undo(facts.request_id, sent, counting, sequence),
+            ordered=model is not None and not model.decoupled,
+            sequence=sequence.key,
+        )
+
+    def request_id(self, tenant: str, model: str, client: str) -> str:
+        """What Triton is given for a client's request id: the same for the same, and nobody else's; "" for ""."""
+        if not client:
+            return ""
+        named = f"{len(tenant)}:{tenant}{len(model)}:{model}{client}".encode()
+        return hmac.digest(self.key.reveal(), named, "sha256").hex()[:32]
+
+    def _unlearnt(self, facts: InferenceFacts, verdict: Verdict) -> Denial | None:
+        """A model that Triton hasn't told of. Where nothing hangs on what it is, Triton itself says what becomes of it.
+
+        What models.yaml doesn't name is read by its tensors' contract; without that its tokens would go uncounted.
+        """
+        known = self.book.current
+        if known.complete and verdict.profile.name not in known.unlearnt:
+            self.book.doubt()  # it may just have been loaded
+            absent = Denial(Reason.MODEL_NOT_FOUND, rule="triton", internal="not in Triton's repository index")
+            return absent if _needs_knowledge(facts, verdict) else None
+        if not _needs_knowledge(facts, verdict):
+            return None
+        self.book.doubt()
+        return Denial(Reason.UPSTREAM_UNAVAILABLE, "what the model is isn't known yet", retry_after=1.0, rule="models")
+
+    def _sequence(self, tenant: str, facts: InferenceFacts, model: ModelFacts, at: Instant) -> _Sequence | Denial:
+        client = facts.parameters[_SEQUENCE]
+        assert isinstance(client, int | str)
+        kept = model.sequences
+        if kept is None:
+            if isinstance(client, str):
+                return _refuse(f"parameter {_SEQUENCE}", "the model keeps no sequences")
+            # Its backend may read the number all the same, and know its callers by it.
+            mapped = int(self.request_id(tenant, f"{model.name} sequence", str(client)), 16) % _WIDE + 1
+            return _Sequence(suffix.integer_parameter(_SEQUENCE, mapped))
+        text = kept.ids is CorrelationId.TEXT
+        if kept.ids is CorrelationId.MIXED or text is not isinstance(client, str):
+            # A string where the model wants a number corrupts the heap of Triton 2.51, which dies of it later.
+            wanted = "a string" if text else f"a number ({kept.ids})"
+            return Denial(
+                Reason.REQUEST_MALFORMED, f"parameter {_SEQUENCE}: must be {wanted} for this model", rule=RULE
+            )
+        start, end = (facts.parameters.get(name) is True for name in (_START, _END))
+        given = self.sequences.enter(tenant, model.name, kept, client, at.mono_ns, start=start)
+        if isinstance(given, Denial):
+            return given
+        if isinstance(given.id, int):
+            added = suffix.integer_parameter(_SEQUENCE, given.id)
+        else:
+            added = suffix.string_parameter(_SEQUENCE, given.id)
+        return _Sequence(added, (tenant, model.name, client), (client, given.epoch) if end else None)
+
+
+_WIDE: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """What a request's sequence makes of it; ``ends``: it is the sequence's last."""
+
+    suffix: bytes = b""
+    key: tuple[object, ...] | None = None
+    ends: tuple[int | str, int] | None = None
+
+
+_NO_SEQUENCE: Final = _Sequence()
+
+
+def _undo(client: str, sent: str, counting: Counting, sequence: _Sequence) -> Undo | None:
+    if not (sent or counting.strip or counting.beams or sequence.ends):
+        return None
+    return Undo(client if sent else None, counting.strip, sent, counting.beams, sequence.ends)
+
+
+def _needs_knowledge(facts: InferenceFacts, verdict: Verdict) -> bool:
+    if not verdict.profile.stated or facts.parameters.get(_SEQUENCE):
+        return True
+    return any(name.endswith(f"/{_CLASSIFICATION}") for name in facts.parameters)
+
+
+# --- what may not pass --------------------------------------------------------------------------------------------
+
+
+def _forbidden(facts: InferenceFacts, verdict: Verdict, contract: Contract, model: ModelFacts | None) -> Denial | None:
     for name, value in facts.parameters.items():
-        why = _parameter(name, value, profile)
+        why = _parameter(name, value, verdict, contract, model)
         if why is not None:
             return _refuse(f"parameter {name}", why)
     for tensor in facts.inputs:
-        why = FORBIDDEN_TENSORS.get(tensor.name)
-        if why is None and tensor.name.startswith(_RETENTION):
-            why = "holds cache against others"
+        why = _tensor(tensor.name, contract)
         if why is not None:
             return _refuse(f"input {tensor.name}", why)
-    if facts.requested_tokens > profile.max_tokens:
-        return _refuse("max_tokens", f"{facts.requested_tokens} asked, at most {profile.max_tokens} for this model")
-    return Forward(call.message, sequence=_sequence(principal, facts))
+    if any(name not in verdict.loras for name in facts.loras):
+        return _refuse("lora", "this adapter is not among the tenant's loras")
+    if facts.flags.get(STOP) and not facts.request_id:
+        return _refuse(f"input {STOP}", "stops by request id, and this request has none")
+    return _beyond(facts, verdict, model)
 
 
-def _sequence(principal: Principal, facts: InferenceFacts) -> tuple[object, ...] | None:
-    """What the requests of one sequence share; None where there is none: 0 and "" mean that (facts §2)."""
-    value = facts.parameters.get(_SEQUENCE)
-    return (principal.tenant, facts.model, type(value), value) if value else None
+def _beyond(facts: InferenceFacts, verdict: Verdict, model: ModelFacts | None) -> Denial | None:
+    """More than the model gives."""
+    most = verdict.profile.max_tokens
+    if facts.requested_tokens > most:
+        return _refuse("max_tokens", f"{facts.requested_tokens} asked, at most {most} for this model")
+    if facts.streaming and model is not None and model.dialect in _STREAMERS and not model.decoupled:
+        return _refuse("streaming", "the model answers once (it is not decoupled)")
+    return None
 
 
-def _parameter(name: str, value: ParameterValue, profile: ModelProfile) -> str | None:
+# Where streaming is asked of a model that isn't decoupled, older backends of TensorRT-LLM end the whole server.
+_STREAMERS: Final = frozenset({Dialect.ENSEMBLE, Dialect.BLS, Dialect.CORE, Dialect.LLMAPI})
+
+
+def _tensor(name: str, contract: Contract) -> str | None:
+    if name.startswith(_RETENTION):
+        return "holds cache against others"
+    if name in LORA_TENSORS and contract is not Contract.TRTLLM:
+        return "adapters are asked for as the model's contract says"
+    return FORBIDDEN_TENSORS.get(name)
+
+
+def _parameter(
+    name: str, value: ParameterValue, verdict: Verdict, contract: Contract, model: ModelFacts | None
+) -> str | None:
     """Why a parameter may not pass; None: it may. Tensors' own are ``inputs/…`` and ``outputs/…``."""
     place, _, bare = name.rpartition("/")
     if bare.startswith(_SHARED_MEMORY):
-        return "shared memory is one namespace for all tenants"
+        return ELSEWHERE
     if place:
-        known = place.startswith("outputs/") and bare == _OUTPUT_PARAMETER
-        return _classification(value, profile) if known else "not a parameter of a tensor"
-    if bare == _SEQUENCE and isinstance(value, str):
-        return "string sequence ids aren't supported"
+        if bare == _CLASSIFICATION and place.startswith("outputs/"):
+            return _classification(place.removeprefix("outputs/"), value, verdict, contract, model)
+        return "not a parameter of a tensor"
     if bare.startswith(_TRITON) and bare != _TRITON_ALLOWED:
         return "not a parameter that Triton has"
-    if profile.contract is not Contract.GENERIC and bare in FORBIDDEN_SAMPLING:
+    if contract is not Contract.GENERIC and bare in FORBIDDEN_SAMPLING:
         return FORBIDDEN_SAMPLING[bare]
     return FORBIDDEN_PARAMETERS.get(bare)
 
 
-def _classification(count: ParameterValue, profile: ModelProfile) -> str | None:
-    """Why an output may not be asked for as classes. Where it holds strings, Triton 2.51 divides by zero and dies."""
-    if not profile.classification or profile.contract is not Contract.GENERIC:
+def _classification(
+    output: str, count: ParameterValue, verdict: Verdict, contract: Contract, model: ModelFacts | None
+) -> str | None:
+    """Why an output may not be asked for as classes. Where it holds strings, Triton 2.51 divides by zero and dies.
+
+    That an output is declared numeric isn't enough: a Python model may give another. So models.yaml must say so too.
+    """
+    if not verdict.profile.classification or contract is not Contract.GENERIC:
         return "models.yaml doesn't say classification: true of this model"
+    declared = model.outputs.get(output) if model is not None else None
+    if declared is None:
+        return "the model has no such output"
+    if declared.datatype == "BYTES":
+        return "the output holds strings"
     if not isinstance(count, int) or not 1 <= count <= _CLASSES_MAX:
         return f"must be 1 to {_CLASSES_MAX}"
     return None
+
+
+# --- the queue ----------------------------------------------------------------------------------------------------
+
+
+def _queue(parameters: object, limits: Limits) -> bytes:
+    """Priority and timeout as the plan bounds them. Without a bound the model's default stands (0 means that): stock
+    clients send them, and would break if they were refused."""
+    assert isinstance(parameters, dict)
+    added = b""
+    if _PRIORITY in parameters:
+        asked = int(parameters[_PRIORITY])
+        allowed = 0 if limits.priority is None or asked <= 0 else max(asked, limits.priority)
+        if allowed != asked:
+            added += suffix.integer_parameter(_PRIORITY, min(allowed, _WIDE))
+    if _TIMEOUT in parameters:
+        asked = int(parameters[_TIMEOUT])
+        # A negative one would be read as half a million years.
+        most = limits.queue_timeout_us
+        allowed = 0 if most is None else asked if 0 <= asked <= most else most
+        if allowed != asked:
+            added += suffix.integer_parameter(_TIMEOUT, allowed)
+    return added
 
 
 def manage(call: Call, parameters: tuple[str, ...]) -> Forward | Denial:

@@ -35,9 +35,11 @@ from sidecar.core.model import (
 )
 from sidecar.core.ports import Sees, everything
 from sidecar.core.reasons import Reason
-from sidecar.triton import isolation, views, wire
+from sidecar.triton import views, wire
 from sidecar.triton.aim import aimed, renamed
 from sidecar.triton.contracts import Asked, ask, estimate_tokens
+from sidecar.triton.isolation import Isolation, contract_of, manage
+from sidecar.triton.knowledge import ModelBook
 from sidecar.triton.methods import KSERVE
 from sidecar.triton.protos import service
 from sidecar.triton.request import EACH_MAX, NAME, read_request, whole_name
@@ -50,6 +52,7 @@ __all__ = ["TritonReader"]
 # Triton reads a version with std::stol: "01", " 1", "+1" and "1abc" are all 1 there, so only one spelling is let
 # through. "" is the latest. 18 digits fit a long.
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
+_CHANGE_MODELS: Final = frozenset({"RepositoryModelLoad", "RepositoryModelUnload"})
 _FIELDS_MAX: Final = 4 * EACH_MAX + 4  # at the top of any request: three scalars, at most four lists of at most 256
 
 
@@ -81,16 +84,31 @@ _HEADINGS: Final = _headings()
 
 
 class TritonReader:
-    """Plain functions of their arguments, but for the tenants' own counts; safe from several threads.
+    """Plain functions of their arguments, of what is known of models, of live sequences and of tenants' counts.
 
-    ``counters``: models with a tokenizer, by name.
+    Safe from several threads. ``counters``: models with a tokenizer, by name.
     """
 
-    __slots__ = ("_counters", "_tallies")
+    __slots__ = ("_counters", "_isolation", "_tallies")
 
-    def __init__(self, counters: Mapping[str, Counter] | None = None) -> None:
+    def __init__(self, isolation: Isolation, counters: Mapping[str, Counter] | None = None) -> None:
+        self._isolation = isolation
         self._counters = counters or {}
         self._tallies = Tallies()
+
+    @property
+    def models(self) -> ModelBook:
+        """What is known of Triton's models."""
+        return self._isolation.book
+
+    def _contract(self, profile: ModelProfile) -> Contract:
+        """As models.yaml states it, or where it doesn't name the model, as the model's tensors speak."""
+        if profile.stated:
+            return profile.contract
+        return contract_of(profile, self.models.current.models.get(profile.name))
+
+    def _as_read(self, profile: ModelProfile) -> ModelProfile:
+        return profile if profile.stated else msgspec.structs.replace(profile, contract=self._contract(profile))
 
     def head(self, method: Method, message: bytes) -> Head:
         """Model and version, by the scanner alone. A method that names no model is only held to be well-formed."""
@@ -119,7 +137,7 @@ class TritonReader:
         if method.action is not Action.INFER:
             return InferenceFacts()
         request = read_request(message)
-        asked = ask(request, profile)
+        asked = ask(request, self._as_read(profile))
         if asked.prompts and not asked.prompt_tokens_exact and profile.name in self._counters:
             asked = _counted(asked, self._counters[profile.name])
         inputs = tuple(
@@ -139,6 +157,9 @@ class TritonReader:
             sequences=asked.sequences,
             streaming=asked.streaming,
             tensor_bytes=sum(each.nbytes for each in inputs),
+            flags=asked.flags,
+            loras=asked.loras,
+            raw=request.raw,
         )
 
     def isolate(
@@ -147,12 +168,12 @@ class TritonReader:
         principal: Principal,
         facts: InferenceFacts,
         verdict: Verdict,
-        at: Instant,  # noqa: ARG002
+        at: Instant,
         sees: Sees,
     ) -> Forward | Denial:
-        """The untouched message with what is changed behind it, or why it may not pass."""
+        """What may go to Triton, and under which names; or why it may not."""
         if call.method.action is Action.INFER:
-            found = isolation.infer(call, principal, facts, verdict)
+            found = self._isolation.infer(call, principal, facts, verdict, at)
             return aimed(found, verdict) if isinstance(found, Forward) else found
         heading = _HEADINGS.get(call.method.path)
         if heading is None:
@@ -165,7 +186,7 @@ class TritonReader:
         if head.version and not sees(head.model, head.version):
             return Denial(Reason.MODEL_NOT_FOUND, rule="version", internal="not among the versions it may use")
         changing = tuple(found.field.name for found in fields if found.field.number in heading.changing)
-        managed = isolation.manage(call, changing)
+        managed = manage(call, changing)
         return aimed(managed, verdict) if isinstance(managed, Forward) else managed
 
     def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
@@ -181,7 +202,11 @@ class TritonReader:
         )
 
     def ended(self, admission: Admission, outcome: Outcome, usage: Usage, at: Instant) -> None:
-        """Count an inference for its tenant's ModelStatistics."""
+        """Count an inference for its tenant's ModelStatistics; where it was its sequence's last, that has ended."""
+        undo = admission.forward.undo
+        if undo is not None and undo.sequence is not None and outcome.kind is OutcomeKind.COMPLETED:
+            tenant, model = admission.principal.tenant, admission.verdict.profile.name
+            self._isolation.sequences.leave(tenant, model, *undo.sequence, at.mono_ns)
         if admission.call.method.action is Action.INFER:
             self._tallies.add(
                 admission.principal.tenant,
@@ -196,9 +221,12 @@ class TritonReader:
         """What one response says; of other methods than inference, its length and what this caller is shown of it."""
         method, verdict = admission.call.method, admission.verdict
         if method.action is not Action.INFER:
+            if method.name in _CHANGE_MODELS:
+                self.models.doubt()
             facts = self._view(admission, message, sees)
         else:
-            facts = read_response(method, message, verdict.profile)
+            contract = self._contract(verdict.profile)
+            facts = read_response(method, message, contract, admission.forward.undo)
         return renamed(facts, method, verdict.alias) if verdict.alias else facts
 
     def _view(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:

@@ -55,6 +55,7 @@ class Request(msgspec.Struct, frozen=True):
     tensors: dict[str, Tensor]
     outputs: tuple[str, ...]
     parameters: dict[str, ParameterValue]
+    raw: bool = True  # its payloads are in raw_input_contents
 
 
 def whole_name(name: str) -> bool:
@@ -105,7 +106,7 @@ def read_request(data: bytes) -> Request:
             if name.startswith("inputs/") and "/shared_memory_" in name:
                 raise MalformedRequest(f"parameter {name}: {ELSEWHERE}", Reason.PARAMETER_NOT_ALLOWED) from None
         raise
-    return Request(request_id, form.model, form.version, tensors, form.outputs, form.parameters)
+    return Request(request_id, form.model, form.version, tensors, form.outputs, form.parameters, bool(raws))
 
 
 def _header(data: bytes, found: list[wire.Found], raws: list[wire.Found]) -> tuple[bytes, str]:

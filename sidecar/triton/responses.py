@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from sidecar.core.model import Contract, MalformedRequest, Method, ModelProfile, ResponseFacts
+from sidecar.core.model import Contract, MalformedRequest, Method, ResponseFacts, Undo
 from sidecar.triton import wire
 from sidecar.triton.protos import ModelInferResponse, ModelStreamInferResponse, descriptor
 from sidecar.triton.tensors import BYTES_MAX, SCALARS_MAX, TYPED
 
-__all__ = ["read_response"]
+__all__ = ["read_response", "restored"]
 
 SMALL: Final = 64 * 1024  # bytes up to which a response is parsed whole; of larger ones the payloads are left alone
 _RESPONSE: Final = wire.spec_of(descriptor("ModelInferResponse"))
@@ -24,19 +24,21 @@ _COUNTS: Final = {"UINT32": "I", "INT32": "i", "UINT64": "Q", "INT64": "q", "UIN
 _LENGTH: Final = struct.Struct("<I")
 
 
-def read_response(method: Method, message: bytes, profile: ModelProfile) -> ResponseFacts:
-    """The facts of one ModelInferResponse or, of a streaming method, ModelStreamInferResponse.
+def read_response(method: Method, message: bytes, contract: Contract, undo: Undo | None = None) -> ResponseFacts:
+    """The facts of one ModelInferResponse or, of a streaming method, ModelStreamInferResponse; ``undo`` is done to it.
 
     ``final`` of a stream: Triton says so, or it is an in-band error that doesn't say otherwise (an error raised before
     the model was reached carries no flag; facts §6). An unreadable message has its length and nothing else.
     """
     try:
-        error, response, raws = _open(message, streaming=method.streaming)
+        opened = _open(message, streaming=method.streaming)
     except (DecodeError, MalformedRequest):
         return ResponseFacts(nbytes=len(message), final=not method.streaming, message=message)
+    error, response, raws = opened.error, opened.response, opened.raws
     texts: tuple[bytes, ...] = ()
     tokens_in = tokens_out = None
-    if profile.contract is not Contract.GENERIC:
+    nbytes = len(message)
+    if contract is not Contract.GENERIC:
         for index, output in enumerate(response.outputs):
             raw = raws[index] if index < len(raws) else None
             if output.name == "text_output":
@@ -46,6 +48,10 @@ def read_response(method: Method, message: bytes, profile: ModelProfile) -> Resp
             elif output.name == "num_output_tokens":
                 tokens_out = _count(output, raw)
     flag = response.parameters["triton_final_response"].bool_param if _has_final(response) else None
+    if undo is not None:
+        tokens_out = _without_prompt(tokens_in, tokens_out, undo.beams)
+        error = restored(error, undo)
+        message = _undone(message, opened, undo)
     return ResponseFacts(
         request_id=response.id,
         model=response.model_name,
@@ -56,17 +62,73 @@ def read_response(method: Method, message: bytes, profile: ModelProfile) -> Resp
         final=not method.streaming or (bool(error) if flag is None else flag),
         empty=not response.outputs,
         error=error or None,
-        nbytes=len(message),
+        nbytes=nbytes,
         message=message,
     )
+
+
+def restored(words: str, undo: Undo | None) -> str:
+    """Triton's words with the client's own request id where they name the one that Triton was given."""
+    if undo is None or undo.request_id is None:
+        return words
+    return words.replace(undo.sent, undo.request_id)
+
+
+def _without_prompt(tokens_in: int | None, tokens_out: int | None, beams: int) -> int | None:
+    """The output's tokens where the backend counts each beam's prompt among them; never less than none."""
+    if not beams or tokens_in is None or tokens_out is None:
+        return tokens_out
+    return max(0, tokens_out - beams * tokens_in)
+
+
+def _undone(message: bytes, opened: _Opened, undo: Undo) -> bytes:
+    """The response as the client would have had it from Triton itself; payloads that stay are copied once."""
+    response, changed = opened.response, False
+    if undo.request_id is not None and response.id == undo.sent:
+        response.id, changed = undo.request_id, True
+    error = restored(opened.error, undo)
+    changed = changed or error != opened.error
+    raws: Sequence[bytes] = opened.raws
+    added = [index for index, output in enumerate(response.outputs) if output.name in undo.strip]
+    if added and len(raws) in (0, len(response.outputs)):  # else no payload can be said to be an output's
+        raws = [raw for index, raw in enumerate(raws) if index not in added] if len(raws) else raws
+        for index in reversed(added):
+            del response.outputs[index]
+        changed = True
+    if not changed:
+        return message
+    response.ClearField("raw_output_contents")
+    inner = [response.SerializeToString(), *(part for raw in raws for part in (_head(_RAW, len(raw)), raw))]
+    if not opened.streaming:
+        return b"".join(inner)
+    told = [_head(_ERROR, len(error.encode())), error.encode()] if error else []
+    return b"".join([*told, _head(_INFER, sum(map(len, inner))), *inner])
+
+
+def _head(number: int, length: int) -> bytes:
+    """The tag and length of a field on the wire."""
+    out = bytearray([number << 3 | 2])
+    while length >= 0x80:
+        out.append(length & 0x7F | 0x80)
+        length >>= 7
+    out.append(length)
+    return bytes(out)
+
+
+class _Opened(NamedTuple):
+    """The in-band error, the response, and its raw payloads (of a large one: copied only when looked at)."""
+
+    streaming: bool
+    error: str
+    response: Any
+    raws: Sequence[bytes]
 
 
 def _has_final(response: Any) -> bool:
     return "triton_final_response" in response.parameters  # indexing a map that lacks the key would add it
 
 
-def _open(message: bytes, *, streaming: bool) -> tuple[str, Any, Sequence[bytes]]:
-    """The in-band error, the response, and its raw payloads (of a large one: none, it is not text)."""
+def _open(message: bytes, *, streaming: bool) -> _Opened:
     if len(message) > SMALL:
         try:
             return _open_large(message, streaming=streaming)
@@ -74,12 +136,13 @@ def _open(message: bytes, *, streaming: bool) -> tuple[str, Any, Sequence[bytes]
             pass
     if not streaming:
         response = ModelInferResponse.FromString(message)
-        return "", response, response.raw_output_contents
+        return _Opened(streaming, "", response, list(response.raw_output_contents))
     outer = ModelStreamInferResponse.FromString(message)
-    return outer.error_message, outer.infer_response, outer.infer_response.raw_output_contents
+    inner = outer.infer_response
+    return _Opened(streaming, outer.error_message, inner, list(inner.raw_output_contents))
 
 
-def _open_large(message: bytes, *, streaming: bool) -> tuple[str, Any, Sequence[bytes]]:
+def _open_large(message: bytes, *, streaming: bool) -> _Opened:
     error, start, end = "", 0, len(message)
     if streaming:
         end = 0
@@ -92,7 +155,7 @@ def _open_large(message: bytes, *, streaming: bool) -> tuple[str, Any, Sequence[
     header = b"".join(message[field.at : field.end] for field in fields if field.field.number != _RAW)
     raws = [field for field in fields if field.field.number == _RAW]
     response = ModelInferResponse.FromString(header)
-    return error, response, _Slices(message, raws)
+    return _Opened(streaming, error, response, _Slices(message, raws))
 
 
 class _Slices(Sequence[bytes]):

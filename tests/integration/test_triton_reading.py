@@ -12,14 +12,13 @@ import pytest
 from sidecar.core.model import Contract, Head, MalformedRequest, ModelProfile, ResponseFacts
 from sidecar.triton.methods import KSERVE, lookup
 from sidecar.triton.protos import ModelInferResponse
-from sidecar.triton.reader import TritonReader
 from tests.support.kserve import field, number, packed, request, typed
-from tests.support.reading import answered
+from tests.support.reading import answered, reader
 from tests.support.stack import Triton
 
 pytestmark = pytest.mark.integration
 
-READER = TritonReader()
+READER = reader()
 INFER, STREAM = lookup(KSERVE + "ModelInfer"), lookup(KSERVE + "ModelStreamInfer")
 VLLM = ModelProfile("slow", Contract.VLLM)
 

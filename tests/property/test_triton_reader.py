@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from sidecar.core.model import Contract, KvProfile, MalformedRequest, ModelProfile
 from sidecar.triton.methods import KSERVE, METHODS, lookup
 from sidecar.triton.protos import ModelInferRequest
-from sidecar.triton.reader import TritonReader
 from tests.support.kserve import chat, field, number, packed, request, response, streamed, typed
-from tests.support.reading import answered
+from tests.support.reading import answered, reader
 
-READER = TritonReader()
+READER = reader()
 INFER = lookup(KSERVE + "ModelInfer")
 PROFILES = [ModelProfile("m", contract, KvProfile(131_072, 16)) for contract in Contract]
 

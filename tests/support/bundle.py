@@ -33,7 +33,7 @@ ELSEWHERE: Final[dict[str, dict[str, list[str]]]] = {
 
 
 def write_bundle(directory: Path) -> Path:
-    """``directory``/bundle. `acme` may call every model without limits; the others are the demo's, or named above."""
+    """``directory``/bundle. `acme` and `two` may call every model, unlimited; the others are the demo's or above."""
     bundle = directory / "bundle"
     shutil.copytree(BUNDLE, bundle)
     shutil.rmtree(bundle / "tests")  # they are about the demo's tenants
@@ -41,6 +41,7 @@ def write_bundle(directory: Path) -> Path:
     models.write_text(models.read_text() + _yaml("slow", _SLOW))
     plans.write_text(plans.read_text() + _yaml("ample", _UNLIMITED))
     _tenant(bundle, "acme", models=["*"], residency={**_EU, "classes": {"phi": ["eu-west-1"]}})
+    _tenant(bundle, "two", models=["*"])
     for name, limits in LIMITED.items():
         _tenant(bundle, name, models=["slow", "echo", "hold"], limits=limits)
     # `ghost` is granted and Triton has none; the bundle's models.yaml names neither of the other two.

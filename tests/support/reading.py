@@ -20,23 +20,46 @@ from sidecar.core.model import (
     Principal,
     Reservation,
     ResponseFacts,
+    Secret,
     Verdict,
 )
 from sidecar.core.ports import Reader, everything
+from sidecar.triton.isolation import Isolation
+from sidecar.triton.knowledge import ModelBook, ModelFacts
+from sidecar.triton.reader import TritonReader
+from sidecar.triton.sequences import SequenceTable
 from tests.support.core import ACME, AT, a_call
+from tests.support.models import book
 
 
-def verdict(profile: ModelProfile, limits: Limits | None = None) -> Verdict:
+def isolation(*models: ModelFacts, complete: bool = True) -> Isolation:
+    """Isolation that knows these models; not ``complete``: and can't say that there are no others."""
+    known = book(*models) if complete or models else ModelBook()
+    return Isolation(known, Secret(b"k" * 32), SequenceTable(Secret(b"s" * 32)))
+
+
+def reader(*models: ModelFacts) -> TritonReader:
+    """The real reader, which knows these models and that there are no others."""
+    return TritonReader(isolation(*models))
+
+
+def verdict(profile: ModelProfile, limits: Limits | None = None, loras: tuple[str, ...] = ()) -> Verdict:
     """An allow for a model of this profile."""
-    return Verdict("allow", "sha256:fake", profile, limits or Limits(), AuditRule())
+    return Verdict("allow", "sha256:fake", profile, limits or Limits(), AuditRule(), loras=frozenset(loras))
 
 
 def isolated(
-    reader: Reader, call: Call, profile: ModelProfile, *, who: Principal = ACME, limits: Limits | None = None
+    reader: Reader,
+    call: Call,
+    profile: ModelProfile,
+    *,
+    who: Principal = ACME,
+    limits: Limits | None = None,
+    loras: tuple[str, ...] = (),
 ) -> Forward | Denial:
     """What ``reader`` makes of a call that was allowed."""
     facts = reader.facts(call.method, call.message, profile)
-    return reader.isolate(call, who, facts, verdict(profile, limits), AT, everything)
+    return reader.isolate(call, who, facts, verdict(profile, limits, loras), AT, everything)
 
 
 def answered(

@@ -31,11 +31,15 @@ from sidecar.cli.keys import record_key_event
 from sidecar.core.model import Secret
 from sidecar.identity import mint, store
 from sidecar.identity.keys import read_pepper
+from sidecar.runtime.compose import id_key
 from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import load
 from sidecar.runtime.shipping import keys_of
+from sidecar.triton.isolation import Isolation
+from sidecar.triton.knowledge import ModelBook
 from sidecar.triton.methods import KSERVE
 from sidecar.triton.protos import ModelStreamInferResponse
+from sidecar.triton.sequences import SequenceTable
 from tests.support.kserve import packed, request
 from tests.support.stack import eventually
 
@@ -296,6 +300,11 @@ class Sidecar:
     def client(self) -> Iterator[kserve.InferenceServerClient]:
         with kserve.InferenceServerClient(self.grpc) as client:
             yield client
+
+    def sent(self, request_id: str, *, model: str, tenant: str = "acme") -> str:
+        """What Triton is given for a client's request id."""
+        key = id_key(load(self.stack.config))
+        return Isolation(ModelBook(), key, SequenceTable(key)).request_id(tenant, model, request_id)
 
     # --- what it shows ---------------------------------------------------------------------------------------------
 

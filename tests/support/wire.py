@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from sidecar.core.governor import Mode
 from sidecar.core.model import Denial, Instant, Method
@@ -18,8 +18,9 @@ from sidecar.transports.context import Bounds, Header, RpcContext, Services, rea
 from sidecar.transports.exchange import UpstreamEnd
 from sidecar.triton.methods import KSERVE, METHODS
 from sidecar.triton.protos import ModelStreamInferResponse
-from sidecar.triton.reader import TritonReader
 from tests.support.core import Clock, FakePorts, Stage, later
+from tests.support.models import described, sequential
+from tests.support.reading import reader as real_reader
 
 if TYPE_CHECKING:
     from sidecar.core.governor import Recorded
@@ -52,6 +53,10 @@ class CountedIds:
         return True
 
 
+# The model of these tests: it speaks vLLM's contract, as the fake policy says, and keeps sequences too.
+SEQUENTIAL: Final = described("chat", sequential("TYPE_UINT64") + "model_transaction_policy { decoupled: true }")
+
+
 class World:
     """Services around a real governor and the real reader; all else is fake."""
 
@@ -65,7 +70,7 @@ class World:
         reader: Reader | None = None,
     ) -> None:
         self.ports = ports or FakePorts()
-        self.stage = Stage(self.ports, reader=reader or TritonReader(), mode=mode)
+        self.stage = Stage(self.ports, reader=reader or real_reader(SEQUENTIAL), mode=mode)
         self.clock = Clock()
         self.budget = Budget(buffer)
         self.crashes: list[BaseException] = []

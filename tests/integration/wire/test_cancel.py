@@ -20,9 +20,9 @@ def fresh(sidecar: Sidecar) -> str:
     return f"{sidecar.wire}-{next(_ids)}"
 
 
-def stopped(triton: Triton, request_id: str) -> int:
+def stopped(sidecar: Sidecar, triton: Triton, request_id: str, model: str) -> int:
     """How far the model had come when it saw the cancel: responses, or milliseconds."""
-    how, _, _, after = triton.ended(request_id).split()
+    how, _, _, after = triton.ended(sidecar.sent(request_id, model=model)).split()
     assert how == "cancelled"
     return int(after)
 
@@ -37,7 +37,7 @@ class TestUnary:
         call = bare.begin(hold(10_000, id=request_id), sidecar.headers(**{"x-warden-conversation": request_id}))
         begun(sidecar)
         call.cancel()
-        assert stopped(triton, request_id) < 5_000
+        assert stopped(sidecar, triton, request_id, "hold") < 5_000
         sidecar.settles()
         self._recorded(sidecar, request_id, "cancelled", "CLIENT_CANCELLED", 1)
 
@@ -46,7 +46,7 @@ class TestUnary:
         headers = sidecar.headers(**{"x-warden-conversation": request_id})
         answer = ended(bare.begin(hold(10_000, id=request_id), headers, timeout=0.5))
         assert answer.code == "DEADLINE_EXCEEDED"
-        assert stopped(triton, request_id) < 5_000
+        assert stopped(sidecar, triton, request_id, "hold") < 5_000
         sidecar.settles()
         self._recorded(sidecar, request_id, "failed", "UPSTREAM_TIMEOUT", 4)
 
@@ -62,7 +62,8 @@ class TestUnary:
         assert [ended(call).code for call in running] == ["OK", "OK"]
         sidecar.settles()
         self._recorded(sidecar, request_id, "cancelled", "CLIENT_CANCELLED", 1)
-        assert not any(line.split()[1] == request_id and line.startswith("completed") for line in triton.reports())
+        sent = sidecar.sent(request_id, model="hold")
+        assert not any(line.split()[1] == sent and line.startswith("completed") for line in triton.reports())
 
     @staticmethod
     def _recorded(sidecar: Sidecar, conversation: str, outcome: str, reason: str, status: int) -> None:
@@ -80,7 +81,7 @@ class TestStreams:
         begun(sidecar)
         call_id = dict(stream.call.initial_metadata())["x-warden-call-id"]
         stream.call.cancel()
-        assert stopped(triton, request_id) < 900
+        assert stopped(sidecar, triton, request_id, "slow") < 900
         sidecar.settles()
         record = sidecar.record(f"{call_id}/1")
         assert (record["outcome"], record["reason"], record["status"]) == ("cancelled", "CLIENT_CANCELLED", 1)
@@ -94,7 +95,7 @@ class TestStreams:
         answer = stream.answer()
         assert answer.code == "DEADLINE_EXCEEDED"
         assert (read != "") == (delay_ms < 1000)
-        assert stopped(triton, request_id) < 900
+        assert stopped(sidecar, triton, request_id, "slow") < 900
         sidecar.settles()
         record = sidecar.record(f"{answer.call_id}/1")
         assert (record["outcome"], record["reason"], record["status"]) == ("failed", "UPSTREAM_TIMEOUT", 4)
@@ -109,7 +110,7 @@ class TestStreams:
         eventually(lambda: sidecar.metric("warden_in_flight_calls") == 20, what="20 in flight")
         stream.call.cancel()
         for each in ids:
-            assert stopped(triton, each) < 900
+            assert stopped(sidecar, triton, each, "slow") < 900
         sidecar.settles()
 
     def test_a_client_whose_connection_breaks_counts_as_gone(self, sidecar: Sidecar, triton: Triton) -> None:
@@ -118,7 +119,7 @@ class TestStreams:
             stream = bare.stream([slow(1000, 20, id=request_id)], sidecar.headers())
             stream.next()
             call_id = dict(stream.call.initial_metadata())["x-warden-call-id"]
-        assert stopped(triton, request_id) < 900
+        assert stopped(sidecar, triton, request_id, "slow") < 900
         sidecar.settles()
         assert sidecar.record(f"{call_id}/1")["outcome"] == "cancelled"
 

@@ -413,7 +413,7 @@ def test_a_refusal_names_only_regions_that_would_take_the_call() -> None:
 def test_models_the_bundle_does_not_name_are_generic() -> None:
     policy = demo_policy()
     assert policy.profile("chat").contract is Contract.VLLM
-    assert policy.profile("other") == ModelProfile("other")
+    assert policy.profile("other") == ModelProfile("other", stated=False)
 
 
 def test_elsewhere_the_same_bundle_says_otherwise() -> None:

@@ -26,6 +26,7 @@ from sidecar.triton.protos import ModelInferRequest, ModelInferResponse
 from sidecar.triton.reader import TritonReader
 from tests.support import kserve
 from tests.support.core import FakePorts
+from tests.support.reading import isolation
 from tests.support.wire import (
     BOUNDS,
     OK_END,
@@ -49,6 +50,7 @@ def ask(request_id: str = "r1", *, sequence: int = 0, empty_final: bool = False)
     message.id = request_id
     if sequence:
         message.parameters["sequence_id"].int64_param = sequence
+        message.parameters["sequence_start"].bool_param = True
     if empty_final:
         message.parameters["triton_enable_empty_final_response"].bool_param = True
     data: bytes = message.SerializeToString()
@@ -123,7 +125,8 @@ async def test_a_stream_is_relayed_and_its_call_completed() -> None:
     assert rpc.told == ["a", "b"]  # the empty final response was not asked for
     assert rpc.world.outcomes == {"call-1/1": ("completed", "")}
     (call,) = rpc.upstream.calls
-    assert call.message == ask() + EMPTY_FINAL_SUFFIX
+    assert call.message.startswith(ask())
+    assert call.message.endswith(EMPTY_FINAL_SUFFIX)
     assert ModelInferRequest.FromString(call.message).parameters["triton_enable_empty_final_response"].bool_param
     assert call.half_closed
     rpc.world.assert_even()
@@ -134,7 +137,8 @@ async def test_the_empty_final_response_is_shown_to_who_asked_for_it() -> None:
     rpc = Rpc(FakeUpstream([token(b"a"), FINAL]))
     await rpc.run(ask(empty_final=True))
     assert rpc.told == ["a", "final"]
-    assert rpc.upstream.calls[0].message == ask(empty_final=True)
+    assert rpc.upstream.calls[0].message.startswith(ask(empty_final=True))
+    assert EMPTY_FINAL_SUFFIX not in rpc.upstream.calls[0].message[len(ask(empty_final=True)) :]
 
 
 async def test_the_only_response_is_shown_though_it_has_no_outputs() -> None:
@@ -508,7 +512,9 @@ async def test_a_drain_ends_every_call_as_draining() -> None:
 
 
 def ids(call: FakeCall) -> list[str]:
-    return [ModelInferRequest.FromString(message).id for message in (call.message, *call.more)]
+    """The client's own, told by what each is sent as."""
+    own = {isolation().request_id("acme", "chat", each): each for each in "abcd"}
+    return [own[ModelInferRequest.FromString(message).id] for message in (call.message, *call.more)]
 
 
 async def test_the_requests_of_a_sequence_share_an_upstream_stream() -> None:
@@ -566,7 +572,7 @@ async def test_answers_of_ordinary_models_keep_the_order_of_their_requests_and_d
             [UpstreamEnd(Code.UNAVAILABLE, "")],
             [token(b"6", final=True)],
         ),
-        reader=Plain(),
+        reader=Plain(isolation()),
     )
     asked = (plain("1"), plain("2"), ask("s"), plain("4"), plain("5"), b"\xff", plain("6"))
     task = asyncio.ensure_future(rpc.run(*asked))
@@ -584,7 +590,7 @@ async def test_answers_of_ordinary_models_keep_the_order_of_their_requests_and_d
 
 async def test_what_waits_in_line_is_bounded_and_then_the_client_is_cut_off_with_the_reason() -> None:
     big = token(b"x" * 20_000, final=True)
-    rpc = Rpc(FakeUpstream([], [big]), reader=Plain())
+    rpc = Rpc(FakeUpstream([], [big]), reader=Plain(isolation()))
     status = await rpc.run(*(plain(str(n)) for n in range(5)), forever=True)
     assert status.code == Code.RESOURCE_EXHAUSTED
     assert "wait for that of an earlier request" in status.message
@@ -593,7 +599,7 @@ async def test_what_waits_in_line_is_bounded_and_then_the_client_is_cut_off_with
 
 
 async def test_an_answer_that_never_comes_lets_the_others_pass_once_its_call_has_ended() -> None:
-    rpc = Rpc(FakeUpstream([ZeroDivisionError()], [token(b"2", final=True)]), reader=Plain())
+    rpc = Rpc(FakeUpstream([ZeroDivisionError()], [token(b"2", final=True)]), reader=Plain(isolation()))
     assert await rpc.run(plain("1"), plain("2")) == render.OK
     assert rpc.told == ["INTERNAL", "2"]
     rpc.world.assert_even()
@@ -657,7 +663,8 @@ async def test_no_other_word_asks_for_it(value: str) -> None:
 async def test_with_its_end_nothing_out_of_order_is_sent() -> None:
     """What waited for the answer of a call that never comes is not shown."""
     gate = asyncio.Event()
-    rpc = Rpc(FakeUpstream([], [token(b"2", final=True)], [gate, erred("Cancelled", model="embed")]), reader=Plain())
+    answers = FakeUpstream([], [token(b"2", final=True)], [gate, erred("Cancelled", model="embed")])
+    rpc = Rpc(answers, reader=Plain(isolation()))
     task = asyncio.ensure_future(rpc.run(plain("1"), plain("2"), plain("3"), headers=ENDS))
     await until(lambda: len(rpc.world.outcomes) == 1)
     gate.set()

@@ -18,6 +18,7 @@ from sidecar.transports.unary import Answer
 from sidecar.triton.reader import TritonReader
 from tests.support import kserve
 from tests.support.core import FakePorts
+from tests.support.reading import isolation
 from tests.support.wire import MODEL_INFER, OK_END, FakeUpstream, World, cancelled_at, done, quiet
 
 REQUEST: bytes = kserve.chat(b"hello", stream=False).SerializeToString()
@@ -52,7 +53,7 @@ class Rewriting(TritonReader):
     __slots__ = ("forward",)
 
     def __init__(self, forward: Forward) -> None:
-        super().__init__()
+        super().__init__(isolation())
         self.forward = forward
 
     def isolate(self, *_: object) -> Forward:

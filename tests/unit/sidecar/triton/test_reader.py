@@ -21,10 +21,10 @@ from sidecar.core.model import (
 from sidecar.core.reasons import Reason
 from sidecar.triton.methods import HEALTH, KSERVE, METHODS, lookup
 from sidecar.triton.protos import service
-from sidecar.triton.reader import TritonReader
 from tests.support.kserve import chat, field, packed, request
+from tests.support.reading import reader
 
-READER = TritonReader()
+READER = reader()
 INFER = lookup(KSERVE + "ModelInfer")
 CHAT = ModelProfile("chat", Contract.VLLM, KvProfile(131_072, 16))
 

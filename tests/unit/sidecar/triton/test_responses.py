@@ -10,11 +10,10 @@ import pytest
 from sidecar.core.model import Contract, ModelProfile, ResponseFacts
 from sidecar.triton.methods import KSERVE, lookup
 from sidecar.triton.protos import ModelInferResponse
-from sidecar.triton.reader import TritonReader
 from tests.support.kserve import field, packed, response, streamed
-from tests.support.reading import answered
+from tests.support.reading import answered, reader
 
-READER = TritonReader()
+READER = reader()
 UNARY, STREAM = lookup(KSERVE + "ModelInfer"), lookup(KSERVE + "ModelStreamInfer")
 VLLM, TRTLLM, GENERIC = (ModelProfile("chat", contract) for contract in Contract)
 

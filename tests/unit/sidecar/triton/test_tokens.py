@@ -14,6 +14,7 @@ from sidecar.triton.methods import KSERVE, lookup
 from sidecar.triton.reader import TritonReader
 from sidecar.triton.tokens import COUNTED_BYTES, load_counter
 from tests.support.kserve import chat
+from tests.support.reading import isolation
 
 CHAT = ModelProfile("chat", Contract.VLLM, KvProfile(10, 16))
 
@@ -40,7 +41,7 @@ def test_a_prompt_is_counted_and_not_estimated(tmp_path: Path) -> None:
     prompt = b"hello world \xc3\xa9"
     expected = len(byte_level().encode(prompt.decode()).ids)
     assert counter(prompt) == expected
-    reader = TritonReader({"chat": counter})
+    reader = TritonReader(isolation(), {"chat": counter})
     facts = reader.facts(lookup(KSERVE + "ModelInfer"), chat(prompt).SerializeToString(), CHAT)
     assert (facts.prompt_tokens, facts.prompt_tokens_exact) == (expected, True)
 
@@ -50,7 +51,9 @@ def test_what_it_cannot_count_stays_an_estimate(tmp_path: Path, prompt: bytes) -
     counter = load_counter(written(tmp_path, byte_level()))
     assert not isinstance(counter, str)
     assert counter(prompt) is None
-    facts = TritonReader({"chat": counter}).facts(lookup(KSERVE + "ModelInfer"), chat(prompt).SerializeToString(), CHAT)
+    facts = TritonReader(isolation(), {"chat": counter}).facts(
+        lookup(KSERVE + "ModelInfer"), chat(prompt).SerializeToString(), CHAT
+    )
     assert (facts.prompt_tokens, facts.prompt_tokens_exact) == (max(1, -(-len(prompt) // 4)), False)
 
 

@@ -1,0 +1,192 @@
+"""Sequences' ids as Triton is given them: out of a live table, so that no two tenants' sequences can ever share one."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+from sidecar.core.model import Denial, Secret
+from sidecar.core.reasons import Reason
+from sidecar.triton.knowledge import CorrelationId, Sequences
+
+__all__ = ["Given", "SequenceTable"]
+
+PER_TENANT: Final = 4_096  # sequences of one tenant alive at once
+TOTAL: Final = 65_536  # of all
+GRACE_NS: Final = 60 * 10**9  # beyond the model's own idle time: a sequence that Triton still knows is known here too
+IDLE_MAX_NS: Final = 86_400 * 10**9
+# An id of 32 bits is not given out again for this long: a request of its old sequence may still stand in a queue, and
+# would then join the new one. Longer than a call may take (bounds.call_timeout, 600 s unless configured).
+RESTS_NS: Final = 900 * 10**9
+RESTING_MAX: Final = 262_144  # of one model: some 290 new sequences a second for those 15 minutes
+_SWEEP_NS: Final = 10**9  # between two looks through all of them, however often there is no room
+RULE: Final = "isolation.sequences"
+_WIDE, _NARROW = 2**63 - 1, 2**31 - 1  # positive whether the model's type is signed or not
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What stands for a client's sequence id at Triton. ``epoch`` tells a sequence from the one it was restarted as."""
+
+    id: int | str
+    epoch: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    id: int | str
+    epoch: int
+    until: int  # monotonic ns
+
+
+@dataclass(slots=True)
+class _Narrow:
+    """The 32-bit ids of one model that may not be given out: alive, or resting."""
+
+    taken: set[int] = field(default_factory=set)
+    resting: deque[tuple[int, int]] = field(default_factory=deque)  # until when, which
+
+    def wake(self, at_ns: int) -> None:
+        while self.resting and self.resting[0][0] <= at_ns:
+            self.taken.discard(self.resting.popleft()[1])
+
+
+_Place = tuple[str, str]  # tenant, model
+
+
+class SequenceTable:
+    """All live sequences of this sidecar. Times are monotonic ns. Safe from several threads; one short lock."""
+
+    def __init__(self, key: Secret, *, per_tenant: int = PER_TENANT, total: int = TOTAL) -> None:
+        """``key``: 32 random bytes of this process, so that ids can't be guessed and differ from the last process's."""
+        self._key = key.reveal()
+        self._per_tenant, self._total = per_tenant, total
+        self._lock = threading.Lock()
+        self._places: dict[_Place, OrderedDict[int | str, _Entry]] = {}  # the longest idle first
+        self._counts: dict[str, int] = {}
+        self._narrow: dict[str, _Narrow] = {}
+        self._size = 0
+        self._serial = 0
+        self._swept_ns = 0  # when all were last looked through
+
+    def __len__(self) -> int:
+        return self._size
+
+    def enter(
+        self, tenant: str, model: str, kept: Sequences, client: int | str, at_ns: int, *, start: bool
+    ) -> Given | Denial:
+        """The id of a request's sequence. ``start`` begins it, or begins it anew where it is alive.
+
+        A request of a sequence that isn't alive is refused in Triton's own words.
+        """
+        with self._lock:
+            place = (tenant, model)
+            entry = self._alive(place, client, at_ns)
+            if entry is None:
+                if not start:
+                    text = "must specify the START flag on the first request of the sequence"
+                    return Denial(Reason.REQUEST_MALFORMED, f"parameter sequence_id: {client!a}: {text}", rule=RULE)
+                found = self._begin(place, kept.ids, at_ns)
+                if isinstance(found, Denial):
+                    return found
+                entry = found
+                self._places.setdefault(place, OrderedDict())[client] = entry
+                self._counts[tenant] = self._counts.get(tenant, 0) + 1
+                self._size += 1
+            elif start:
+                entry.epoch = self._next()
+            entry.until = at_ns + min(kept.idle_us * 1000, IDLE_MAX_NS) + GRACE_NS
+            self._places[place].move_to_end(client)
+            return Given(entry.id, entry.epoch)
+
+    def leave(self, tenant: str, model: str, client: int | str, epoch: int, at_ns: int) -> None:
+        """A sequence's last request was answered; nothing where it was begun anew since."""
+        with self._lock:
+            entry = self._entry((tenant, model), client)
+            if entry is not None and entry.epoch == epoch:
+                self._drop((tenant, model), client, at_ns)
+
+    # --- under the lock --------------------------------------------------------------------------------------------
+
+    def _next(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _alive(self, place: _Place, client: int | str, at_ns: int) -> _Entry | None:
+        entry = self._entry(place, client)
+        if entry is not None and entry.until <= at_ns:
+            self._drop(place, client, at_ns)
+            return None
+        return entry
+
+    def _entry(self, place: _Place, client: int | str) -> _Entry | None:
+        entries = self._places.get(place)
+        return None if entries is None else entries.get(client)
+
+    def _drop(self, place: _Place, client: int | str, at_ns: int) -> None:
+        tenant, model = place
+        entry = self._places[place].pop(client)
+        if not self._places[place]:
+            del self._places[place]
+        self._size -= 1
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant]
+        narrow = self._narrow.get(model)
+        if narrow is not None and isinstance(entry.id, int) and entry.id in narrow.taken:
+            narrow.resting.append((at_ns + RESTS_NS, entry.id))
+
+    def _begin(self, place: _Place, ids: CorrelationId, at_ns: int) -> _Entry | Denial:
+        tenant, model = place
+        if self._counts.get(tenant, 0) >= self._per_tenant:
+            self._expire([each for each in self._places if each[0] == tenant], at_ns)
+        if self._size >= self._total and at_ns - self._swept_ns >= _SWEEP_NS:
+            self._swept_ns = at_ns
+            self._expire(list(self._places), at_ns)
+        if self._counts.get(tenant, 0) >= self._per_tenant:
+            return Denial(Reason.CONCURRENCY, f"{self._per_tenant} sequences at once", 1.0, rule=RULE)
+        if self._size >= self._total:
+            return Denial(Reason.CONCURRENCY, "the sidecar keeps no more sequences", 1.0, rule=RULE)
+        epoch = self._next()
+        match ids:
+            case CorrelationId.WIDE:
+                return _Entry(self._drawn(epoch, 0, _WIDE), epoch, 0)
+            case CorrelationId.TEXT:
+                return _Entry(self._digest(epoch, 0).hex(), epoch, 0)
+            case CorrelationId.NARROW:
+                return self._begin_narrow(model, epoch, at_ns)
+            case CorrelationId.MIXED:
+                raise AssertionError("isolation refuses these before")
+            case unreachable:
+                assert_never(unreachable)
+
+    def _begin_narrow(self, model: str, epoch: int, at_ns: int) -> _Entry | Denial:
+        narrow = self._narrow.setdefault(model, _Narrow())
+        narrow.wake(at_ns)
+        if len(narrow.resting) >= RESTING_MAX:
+            wait = (narrow.resting[0][0] - at_ns) / 1e9
+            return Denial(Reason.CONCURRENCY, "too many new sequences for ids of 32 bits", wait, rule=RULE)
+        tries = 0
+        # At most 2^19 of 2^31 are taken: two tries in a row both fail once in 16 million.
+        while (drawn := self._drawn(epoch, tries, _NARROW)) in narrow.taken:
+            tries += 1
+        narrow.taken.add(drawn)
+        return _Entry(drawn, epoch, 0)
+
+    def _drawn(self, epoch: int, tries: int, most: int) -> int:
+        """A number from 1 to ``most`` that nobody else can foresee."""
+        return int.from_bytes(self._digest(epoch, tries)[:16], "big") % most + 1
+
+    def _digest(self, epoch: int, tries: int) -> bytes:
+        """64 bytes. As hex they are 128 characters, as long as an id of text may be, which is how long each should be:
+        of a shorter one Triton 2.51 hands the Python backend its whole buffer, which is refused, or ends the model."""
+        return hashlib.blake2b(b"%d %d" % (epoch, tries), key=self._key).digest()
+
+    def _expire(self, places: list[_Place], at_ns: int) -> None:
+        """Drop what has been idle too long; of one place all idle as long, so the longest idle are all there are."""
+        for place in places:
+            while (entries := self._places.get(place)) and next(iter(entries.values())).until <= at_ns:
+                self._drop(place, next(iter(entries)), at_ns)

@@ -1,0 +1,182 @@
+"""No two live sequences of a model share an id, whoever's they are; and the table never grows past its bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sidecar.core.model import Denial, Secret
+from sidecar.core.reasons import Reason
+from sidecar.triton import sequences as module
+from sidecar.triton.knowledge import CorrelationId, Sequences
+from sidecar.triton.sequences import GRACE_NS, RESTS_NS, Given, SequenceTable
+
+KEY = Secret(b"k" * 32)
+SECOND = 10**9
+WIDE, NARROW, TEXT = (
+    Sequences(ids, 1_000_000) for ids in (CorrelationId.WIDE, CorrelationId.NARROW, CorrelationId.TEXT)
+)
+IDLE_NS = SECOND + GRACE_NS  # of these
+
+
+def table(**bounds: int) -> SequenceTable:
+    return SequenceTable(KEY, **bounds)
+
+
+def enter(
+    made: SequenceTable,
+    client: int | str = 1,
+    *,
+    tenant: str = "acme",
+    model: str = "m",
+    kept: Sequences = WIDE,
+    at: int = 0,
+    start: bool = False,
+) -> Given | Denial:
+    return made.enter(tenant, model, kept, client, at, start=start)
+
+
+def begun(made: SequenceTable, client: int | str = 1, **more: object) -> Given:
+    found = enter(made, client, start=True, **more)  # type: ignore[arg-type]  # by name
+    assert isinstance(found, Given)
+    return found
+
+
+def alive(made: SequenceTable, client: int | str = 1, **more: object) -> bool:
+    return isinstance(enter(made, client, **more), Given)  # type: ignore[arg-type]  # as above
+
+
+def test_ids_differ_by_tenant_model_client_and_process() -> None:
+    made = table()
+    ids = [begun(made, client, tenant=t, model=m).id for client in (1, 2) for t in ("a", "b") for m in ("m", "n")]
+    ids.append(begun(SequenceTable(Secret(b"o" * 32))).id)
+    assert len(set(ids)) == 9
+    assert begun(table()).id == begun(table()).id  # of one key
+
+
+def test_a_restart_keeps_the_id_and_is_another_epoch() -> None:
+    made = table()
+    first, again = begun(made), begun(made)
+    assert first.id == again.id
+    assert first.epoch != again.epoch
+    made.leave("acme", "m", 1, first.epoch, 0)  # of the sequence before: late
+    assert alive(made)
+    made.leave("acme", "m", 1, again.epoch, 0)
+    assert not alive(made)
+    made.leave("acme", "m", 1, again.epoch, 0)
+    assert len(made) == 0
+
+
+def test_a_new_sequence_of_the_same_name_has_another_id() -> None:
+    made = table()
+    first = begun(made)
+    made.leave("acme", "m", 1, first.epoch, 0)
+    assert begun(made).id != first.id
+
+
+def test_what_is_idle_for_longer_than_the_model_keeps_it_is_gone() -> None:
+    made = table()
+    begun(made)
+    assert alive(made, at=IDLE_NS - 1)  # and from then on anew
+    assert alive(made, at=2 * IDLE_NS - 2)
+    assert not alive(made, at=3 * IDLE_NS - 2)
+    assert len(made) == 0
+
+
+def test_an_idle_time_is_bounded() -> None:
+    made, forever = table(), Sequences(CorrelationId.WIDE, 2**63)
+    begun(made, kept=forever)
+    assert not alive(made, kept=forever, at=86_400 * SECOND + GRACE_NS)
+
+
+def test_one_tenants_sequences_are_bounded_and_room_comes_back() -> None:
+    made = table(per_tenant=2)
+    begun(made, 1)
+    begun(made, 2, at=SECOND)
+    refused = enter(made, 3, at=SECOND, start=True)
+    assert isinstance(refused, Denial)
+    assert (refused.reason, refused.detail, refused.retry_after) == (Reason.CONCURRENCY, "2 sequences at once", 1.0)
+    begun(made, 1, at=SECOND)  # one's own is none more
+    begun(made, 1, tenant="birch", at=SECOND)
+    begun(made, 3, at=SECOND + IDLE_NS)
+    assert len(made) == 2
+
+
+def test_all_sequences_are_bounded_and_room_comes_back() -> None:
+    made = table(total=2)
+    begun(made, tenant="a")
+    begun(made, tenant="b")
+    assert isinstance(enter(made, tenant="c", at=SECOND, start=True), Denial)
+    begun(made, tenant="c", at=IDLE_NS)
+    assert len(made) == 1
+
+
+def test_a_narrow_id_rests_before_it_is_anybodys_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_NARROW", 3)  # ids from 1 to 3
+    made = table()
+    first = begun(made, 1, kept=NARROW)
+    made.leave("acme", "m", 1, first.epoch, 0)
+    others = {begun(made, client, tenant="birch", kept=NARROW).id for client in (1, 2)}
+    assert others | {first.id} == {1, 2, 3}
+    elsewhere = begun(made, 1, model="n", kept=NARROW)
+    assert elsewhere.id in {1, 2, 3}
+    assert begun(made, 9, tenant="cobalt", kept=NARROW, at=RESTS_NS).id == first.id
+
+
+def test_narrow_ids_that_rest_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESTING_MAX", 1)
+    made = table()
+    made.leave("acme", "m", 1, begun(made, 1, kept=NARROW).epoch, SECOND)
+    refused = enter(made, 2, kept=NARROW, at=SECOND, start=True)
+    assert isinstance(refused, Denial)
+    assert (refused.reason, refused.retry_after) == (Reason.CONCURRENCY, RESTS_NS / SECOND)
+    begun(made, 2, at=SECOND)  # of 64 bits
+    begun(made, 3, kept=NARROW, at=SECOND + RESTS_NS)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "start", "leave"]),
+        st.sampled_from(["a", "b", "c"]),
+        st.integers(1, 4),
+        st.integers(0, 40 * SECOND),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS, st.sampled_from([WIDE, NARROW, TEXT]))
+def test_live_sequences_never_share_an_id(steps: list[tuple[str, str, int, int]], kept: Sequences) -> None:
+    """Invariant: at any time each live (tenant, client) has one id, no other live one has it, and only START begins."""
+    made, at = table(per_tenant=3, total=6), 0
+    held: dict[tuple[str, int], Given] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_NARROW", 40)  # so that they would meet
+        for step, tenant, client, passed in steps:
+            at += passed
+            place = (tenant, client)
+            if step == "leave":
+                known = held.pop(place, None)
+                if known is not None:
+                    made.leave(tenant, "m", client, known.epoch, at)
+                continue
+            found = enter(made, client, tenant=tenant, kept=kept, at=at, start=step == "start")
+            if isinstance(found, Denial):
+                if found.reason is Reason.REQUEST_MALFORMED:
+                    held.pop(place, None)  # it was idle too long
+                continue
+            if step == "enter":
+                assert found == held[place]
+            elif place not in held:
+                live = [other.id for key, other in held.items() if _known(made, key, kept, at)]
+                assert found.id not in live
+            held[place] = found
+            assert len(made) <= 6
+
+
+def _known(made: SequenceTable, place: tuple[str, int], kept: Sequences, at: int) -> bool:
+    """Whether it is alive; looking must not keep it so."""
+    entry = made._entry((place[0], "m"), place[1])
+    return entry is not None and entry.until > at
