@@ -112,10 +112,9 @@ class _Fleet:
         kind = told["kind"]
         if kind == "event":
             self.events[told["id"]] = told["leaf"]
-            return
-        if kind == "dropped":
-            for log, ranges in told["logs"].items():
-                self.gone.setdefault(log, []).extend((first, last) for first, last in ranges)
+            if told["values"]["kind"] == "partition_dropped":  # audit.retain
+                for log, ranges in told["values"]["detail"]["logs"].items():
+                    self.gone.setdefault(log, []).extend((first, last) for first, last in ranges)
             return
         log, at = told["log"], datetime.fromisoformat(told["at"])
         self.last[log] = (at, kind == "closed")

@@ -1,4 +1,4 @@
-"""`warden audit hold` and `erase`: what must be kept, and what must not be any longer."""
+"""`warden audit hold`, `erase` and `retain`: what must be kept, and what must not be any longer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import typer
 from audit import erasing, store
 from audit.erasing import Erasure, ErasureError, HeldError, Officer
 from audit.opening import Opener
+from audit.retain import retain as run_retention
 from policies.bundle import load as load_bundle
 from sidecar.cli.audit import app
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
@@ -44,12 +45,6 @@ class _Desk:
     connection: sa.Connection
     opener: Opener
     officer: Officer
-
-    @property
-    def copies(self) -> timedelta:
-        """How long what was erased may still be read from a journal, a sealed batch or a copy of the keys."""
-        audit = self.opened.settings.audit
-        return timedelta(seconds=max(audit.journal.keep, audit.keys.backups))
 
 
 @contextmanager
@@ -132,15 +127,44 @@ def erase(
         if show is not None:
             found = erasing.erasure(desk.connection, show)
         elif confirm is not None:
-            found = erasing.confirm(desk.connection, desk.opener, desk.officer, erasure_id=confirm, copies=desk.copies)
+            found = erasing.confirm(
+                desk.connection, desk.opener, desk.officer, erasure_id=confirm, copies=_copies(desk.opened)
+            )
         else:
             assert tenant is not None
             assert subject is not None
             found = erasing.request(
                 desk.connection, desk.opener, desk.officer, erasure_id=secrets.token_hex(16), tenant=tenant,
-                subject=subject, two_people=_two_people(desk.opened, tenant), copies=desk.copies,
+                subject=subject, two_people=_two_people(desk.opened, tenant), copies=_copies(desk.opened),
             )  # fmt: skip
     _certificate(found, as_json=as_json)
+
+
+@app.command()
+def retain(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+    """End what was kept as long as its record says, close erasures whose time has come; run it daily.
+
+    Keys are destroyed at once. A day's records go when all of them are over: first that is put on record, and once a
+    signed head of the fleet's log holds it, a later run drops them. Holds are honoured.
+    """
+    at = now()
+    ids = (uuid7(at.wall_ns, os.urandom(10)) for _ in itertools.count())
+    officer = Officer(f"cli:{operator()}", datetime.fromtimestamp(at.wall, UTC), ids, "retention")
+    with database(config, application="warden-retain") as opened:
+        with store.transaction(opened.engine) as connection:
+            store.check_jurisdiction(connection, opened.jurisdiction)
+        done = run_retention(opened.engine, opener_of(opened.settings), officer, copies=_copies(opened))
+    if as_json:
+        emit(done.shape())
+        return
+    for name, value in done.shape().items():
+        typer.echo(f"{name.replace('_', ' '):14} {', '.join(value) if isinstance(value, list) else value}")
+
+
+def _copies(opened: Database) -> timedelta:
+    """How long what was erased may still be read from a journal, a sealed batch or a copy of the keys."""
+    audit = opened.settings.audit
+    return timedelta(seconds=max(audit.journal.keep, audit.keys.backups))
 
 
 def _two_people(opened: Database, tenant: str) -> bool:

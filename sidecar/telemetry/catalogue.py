@@ -243,6 +243,7 @@ _AUDIT: Final = (
     _gauge("warden_ship_lag_records", "Journaled records that aren't in the database yet."),
     _gauge("warden_ship_lag_seconds", "Age of the oldest record that isn't in the database yet.", unit="seconds"),
     _counter("warden_shipped_records_total", "Records stored in the database since `warden ship` started."),
+    _gauge("warden_ship_tampered", "1 while the audit database shows a log not written here; nothing is added."),
     _counter("warden_poisoned_records_total", "Journal entries that could not be read or stored, and were set aside."),
     _counter("warden_spans_exported_total", "Spans the collector took since `warden ship` started."),
     _counter("warden_spans_failed_total", "Spans the collector refused or never got."),

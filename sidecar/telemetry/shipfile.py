@@ -31,6 +31,7 @@ class ShipReport(msgspec.Struct, frozen=True):
     spans_failed: int = 0
     spans_dropped: int = 0
     database_up: bool = False
+    tampered: bool = False
 
 
 _DECODER: Final = msgspec.json.Decoder(ShipReport)
@@ -71,6 +72,7 @@ def watch_ship(instruments: PrometheusInstruments, ship: ShipFile) -> None:
 
     instruments.watch("warden_ship_up", lambda: float(ship.read() is not None))
     watch("warden_ship_database_up", lambda report: report.database_up)
+    watch("warden_ship_tampered", lambda report: report.tampered)
     watch("warden_ship_lag_records", lambda report: report.lag_records)
     watch("warden_ship_lag_seconds", ship.lag_seconds)
     watch("warden_shipped_records_total", lambda report: report.rows)

@@ -26,6 +26,7 @@ REPORT = {
     "spans_exported": 70,
     "spans_failed": 2,
     "database_up": True,
+    "tampered": True,
 }
 
 
@@ -56,6 +57,7 @@ def test_a_fresh_report_is_shown(tmp_path: Path) -> None:
     assert shown.values() == {
         "warden_ship_up": 1,
         "warden_ship_database_up": 1,
+        "warden_ship_tampered": 1,
         "warden_ship_lag_records": 10,
         "warden_ship_lag_seconds": pytest.approx(4.5),
         "warden_shipped_records_total": 80,
