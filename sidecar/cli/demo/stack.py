@@ -33,7 +33,6 @@ from sidecar.core.model import Secret
 from sidecar.identity import mint, store
 from sidecar.identity.keys import read_pepper
 from sidecar.runtime import migrate
-from sidecar.transports.upstream import RESTRICTED_PREFIX
 
 REGION: Final = "eu-west-1"
 JURISDICTION: Final = "EU"
@@ -111,13 +110,12 @@ class Stack:
     def _start_parts(self) -> Parts:
         options, directory = self.options, self.directory
         self.otlp = start_otlp(directory / "spans.jsonl")
-        secret = secrets.token_urlsafe(32)
         with ThreadPoolExecutor(2) as pool:
             postgres = pool.submit(
                 start_postgres, directory / "postgres", settings=options.postgres_settings, progress=self.progress
             )
             triton = pool.submit(
-                start_triton, directory / "triton", tuple(options.models), otlp_url=self.otlp.http_url, secret=secret,
+                start_triton, directory / "triton", tuple(options.models), otlp_url=self.otlp.http_url,
                 environment=options.model_environment, progress=self.progress,
             )  # fmt: skip
             # Both are had before either is asked for its fault, so that ``stop`` knows what to end.
@@ -129,7 +127,7 @@ class Stack:
         for fault in faults:
             if fault is not None:
                 raise fault
-        return Parts(self.otlp, self.triton.addresses, self.postgres.dsn, secret)
+        return Parts(self.otlp, self.triton.addresses, self.postgres.dsn)
 
     # --- configuration ---------------------------------------------------------------------------------------------
 
@@ -159,8 +157,6 @@ class Stack:
             "console": None,
             "triton_grpc": parts.triton.grpc,
             "triton_metrics": parts.triton.metrics,
-            # To ask Triton itself, past the sidecar: gRPC metadata (HTTP: a header) to be sent with each call.
-            "triton_metadata": _restricted(parts),
             "postgres_dsn": parts.postgres_dsn,
             "otlp_spans": str(parts.otlp.path),
             "config": str(self.config),
@@ -302,10 +298,6 @@ def _claim(directory: Path) -> Any:
         if entry.name != _MARKER:
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     return lock
-
-
-def _restricted(parts: Parts) -> dict[str, str]:
-    return {} if parts.triton_secret is None else {RESTRICTED_PREFIX + RESTRICTED_KEY: parts.triton_secret}
 
 
 def _triton(parts: Parts) -> dict[str, Any]:
