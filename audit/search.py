@@ -14,7 +14,10 @@ from audit.opening import Opener, day_range
 from audit.rows import officer_row
 from audit.tables import audit_calls
 
-__all__ = ["IDENTITY", "Asker", "Filter", "Found", "Keyset", "Messages", "Page", "SearchError", "search", "show"]
+__all__ = [
+    "IDENTITY", "Asker", "Filter", "Found", "Keyset", "Messages", "Page", "SearchError", "found", "replaced", "search",
+    "select", "show",
+]  # fmt: skip
 
 LIMIT: Final = 10_000  # records of one search
 REVEAL_LIMIT: Final = 1_000  # records of one search whose content is shown
@@ -230,10 +233,11 @@ def _checked(asked: Filter, asker: Asker) -> Filter:
     since = asked.since or until - TEXT_DEFAULT
     if until - since > TEXT_WINDOW:
         raise SearchError(f"a text is sought over at most {TEXT_WINDOW.days} days at once; narrow --since and --until")
-    return _replaced(asked, since=since, until=until)
+    return replaced(asked, since=since, until=until)
 
 
-def _replaced(asked: Filter, **changes: Any) -> Filter:
+def replaced(asked: Filter, **changes: Any) -> Filter:
+    """The same question but for ``changes``."""
     return Filter(**{field.name: getattr(asked, field.name) for field in fields(asked)} | changes)
 
 
@@ -263,9 +267,10 @@ def _of_call(call_id: str) -> sa.ColumnElement[bool]:
     )
 
 
-def _select(connection: sa.Connection, asked: Filter, opener: Opener | None) -> sa.Select[Any]:
+def select(connection: sa.Connection, asked: Filter, opener: Opener | None) -> sa.Select[Any]:
+    """The newest ``limit`` records that are asked for, with what is sealed in them."""
     c = audit_calls.c
-    query = sa.select(*(column for column in c if column.name != "evidence_sealed"))
+    query = sa.select(audit_calls)
     for name, column in _EXACT.items():
         value = getattr(asked, name)
         if value is not None:
@@ -307,13 +312,13 @@ def _sealed_conditions(
 
 
 def _page(connection: sa.Connection, asked: Filter, asker: Asker, opener: Opener | None) -> Page:
-    query = _select(connection, asked, opener)
+    query = select(connection, asked, opener)
     rows: list[dict[str, Any]] = [dict(row) for row in connection.execute(query).mappings()]
     if opener is not None:
         opener.load(connection, [row["data_key"] for row in rows])
-    found = [_found(row, opener, reveal=asker.reveal) for row in rows]
+    told = [found(row, opener, reveal=asker.reveal) for row in rows]
     full = len(rows) == asked.limit
-    return Page(found, _key(rows[-1]) if full else None)
+    return Page(told, _key(rows[-1]) if full else None)
 
 
 def _by_text(connection: sa.Connection, asked: Filter, asker: Asker, opener: Opener | None) -> Page:
@@ -322,7 +327,7 @@ def _by_text(connection: sa.Connection, asked: Filter, asker: Asker, opener: Ope
     found: list[Found] = []
     before = asked.before
     for _ in range(TEXT_SCANNED // PAGE):
-        page = _page(connection, _replaced(asked, limit=PAGE, before=before), asker, opener)
+        page = _page(connection, replaced(asked, limit=PAGE, before=before), asker, opener)
         for record in page.found:
             if any(word in (text or "").casefold() for text in (record.prompt, record.output, record.error)):
                 found.append(record)
@@ -341,7 +346,8 @@ def _key(row: Mapping[str, Any]) -> Keyset:
 IDENTITY: Final = ("subject", "conversation", "peer", "request_id", "parameters")
 
 
-def _found(row: Mapping[str, Any], opener: Opener | None, *, reveal: bool) -> Found:
+def found(row: Mapping[str, Any], opener: Opener | None, *, reveal: bool) -> Found:
+    """One stored row as it is shown; its data key must have been loaded."""
     columns = {name: value for name, value in row.items() if not name.endswith(("_sealed", "_mac"))}
     columns |= dict.fromkeys(IDENTITY)
     if opener is None:

@@ -75,8 +75,8 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     _known("--would-refuse", would_refuse, Reason)
     asked = Filter(
         tenant=tenant,
-        since=_moment("--since", since, at),
-        until=_moment("--until", until, at),
+        since=moment("--since", since, at),
+        until=moment("--until", until, at),
         model=model,
         outcome=outcome,
         refused_for=refused_for,
@@ -94,7 +94,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
         limit=limit,
         before=_keyset(before),
     )
-    page = _search(config, asked, _asker(at, reason, reveal=reveal))
+    page = _search(config, asked, asker_of(at, reason, reveal=reveal))
     if as_json:
         for record in page.found:
             emit(record.shape())
@@ -113,7 +113,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Everything recorded of one call; exit 1 where there is no record of it, or several (a stream's messages)."""
-    asker = _asker(now(), reason, reveal=reveal)
+    asker = asker_of(now(), reason, reveal=reveal)
     with database(config, application="warden-audit") as opened:
         try:
             found = show_record(opened.engine, call_id, asker, opener_of(opened.settings), opened.jurisdiction)
@@ -141,33 +141,35 @@ def _search(config: Any, asked: Filter, asker: Asker) -> Page:
 # --- what was asked -----------------------------------------------------------------------------------------------
 
 
-def _asker(at: Instant, reason: str, *, reveal: bool) -> Asker:
+def asker_of(at: Instant, reason: str, *, reveal: bool) -> Asker:
+    """Who asks here, and why; exit 2 where content is to be shown without a reason."""
     if reveal and not reason.strip():
         fail(Exit.USAGE, "--reveal needs --reason TEXT: it is kept with your name")
     ids: Iterator[str] = (uuid7(at.wall_ns, os.urandom(10)) for _ in itertools.count())
     return Asker(f"cli:{operator()}", datetime.fromtimestamp(at.wall, UTC), ids, reason, reveal)
 
 
-def _moment(option: str, value: str | None, at: Instant) -> datetime | None:
+def moment(option: str, value: str | None, at: Instant) -> datetime | None:
+    """What ``option`` says; exit 2 where it is no time."""
     if value is None:
         return None
     ago = _AGO.match(value)
     try:
         if ago is not None:
             return datetime.fromtimestamp(at.wall, UTC) - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
-        moment = datetime.fromisoformat(value)
+        found = datetime.fromisoformat(value)
     except (ValueError, OverflowError):
         fail(Exit.USAGE, f"{option} {value!r} is no time: write 2026-11-30T09:00+01:00, …Z, or an age such as 24h")
-    if moment.tzinfo is None:
+    if found.tzinfo is None:
         fail(Exit.USAGE, f"{option} {value!r} needs its zone: {value}Z, or {value}+01:00")
-    return moment
+    return found
 
 
 def _keyset(value: str | None) -> Keyset | None:
     if value is None:
         return None
-    moment, _, call_id = value.partition("/")
-    started = _moment("--before", moment, now())
+    told, _, call_id = value.partition("/")
+    started = moment("--before", told, now())
     if started is None or not call_id:
         fail(Exit.USAGE, "--before takes TIME/CALL, as the page before printed it")
     return Keyset(started, call_id)

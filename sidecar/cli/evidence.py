@@ -7,21 +7,28 @@ import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from audit.evidence import Fault
-from audit.fleet import read_notes
+from audit.export import Trust, export
+from audit.fleet import FLEET, read_notes
 from audit.logbook import log_signer, origin_of
 from audit.seal import KeyFault
-from audit.tlog import Verifier
+from audit.search import Filter, SearchError
+from audit.tlog import Signer, Verifier, parse_verifier
 from audit.verify import Options, Report, verify
+from audit.verify_export import verify_export
+from sidecar.cli.audit import ReasonOption, RevealOption, asker_of, moment
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
-from sidecar.cli.database import database
+from sidecar.cli.database import Database, database, opener_of
 from sidecar.cli.keeping import app
+from sidecar.cli.keys import load_settings
 from sidecar.cli.records import harmless
 from sidecar.core.model import Secret
+from sidecar.runtime.clock import now
+from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipping import content_root
 
 __all__ = ["app"]
@@ -29,20 +36,88 @@ __all__ = ["app"]
 _TOLD = 50  # faults printed for a person
 
 
-@app.command(name="verify")
-def verify_command(
+_Export = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="An export, instead of the database.")]
+_Filtered = Annotated[str | None, typer.Option()]
+
+
+@app.command(name="export")
+def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
+    out: Annotated[Path, typer.Option("-o", "--out", help="A directory, new or empty.")],
+    tenant: _Filtered = None,
+    since: _Filtered = None,
+    until: _Filtered = None,
+    model: _Filtered = None,
+    outcome: _Filtered = None,
+    principal: _Filtered = None,
+    key: _Filtered = None,
+    subject: Annotated[str | None, typer.Option(help="Everything about one subject (GDPR 15), with --tenant.")] = None,
+    conversation: _Filtered = None,
+    data_class: _Filtered = None,
+    rule: _Filtered = None,
+    region: _Filtered = None,
+    call: _Filtered = None,
     config: ConfigOption = DEFAULT_CONFIG,
     *,
+    reveal: RevealOption = False,
+    reason: ReasonOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Write records with their leaves, proofs and signed heads to a directory that `audit verify DIR` checks offline.
+
+    records.ndjson and .csv, proofs.ndjson, checkpoints.ndjson, and manifest.json with its signature in manifest.note.
+    """
+    at = now()
+    asked = Filter(
+        tenant=tenant, since=moment("--since", since, at), until=moment("--until", until, at), model=model,
+        outcome=outcome, principal=principal, key=key, subject=subject, conversation=conversation,
+        data_class=data_class, rule=rule, region=region, call=call,
+    )  # fmt: skip
+    with database(config, application="warden-export") as opened:
+        trust = Trust(_verifier(_root(opened.settings), opened.jurisdiction), _fleet_signer(opened))
+        asker = asker_of(at, reason, reveal=reveal)
+        try:
+            done = export(opened.engine, asked, asker, opener_of(opened.settings), opened.jurisdiction, out, trust)
+        except SearchError as fault:
+            fail(Exit.USAGE, str(fault))
+        except OSError as fault:
+            fail(Exit.USAGE, f"{fault.filename or out}: {fault.strerror}")
+    if as_json:
+        emit({"directory": str(done.directory), "records": done.records, "unproven": done.unproven})
+    else:
+        typer.echo(f"{done.records} records in {done.directory}; {done.unproven} newer than the last signed head")
+
+
+def _fleet_signer(opened: Database) -> Signer:
+    return log_signer(_root(opened.settings), origin_of(opened.jurisdiction, FLEET))
+
+
+def _root(settings: Settings) -> Secret:
+    root = content_root(settings)
+    if isinstance(root, KeyFault):
+        fail(Exit.USAGE, root.detail)
+    return root
+
+
+@app.command(name="verify")
+def verify_command(
+    directory: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="An export, instead of the database.")
+    ] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    keys: Annotated[
+        Path | None, typer.Option(help="Verifier keys, one a line, instead of a configuration (DIR).")
+    ] = None,
     anchor: Annotated[Path | None, typer.Option(help="The anchor's file, instead of the configuration's.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Keep how far this came in FILE, and go on from there.")] = None,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = min(4, os.cpu_count() or 1),
     as_json: JsonOption = False,
 ) -> None:
     """Recompute every leaf, tree and signed head, and look for missing logs; exit 1 where anything is wrong."""
+    if directory is not None:
+        _end(_verify_directory(directory, config, keys), as_json=as_json)
     with database(config, application="warden-verify") as opened:
-        settings, root = opened.settings, content_root(opened.settings)
-        if isinstance(root, KeyFault):
-            fail(Exit.USAGE, root.detail)
+        settings, root = opened.settings, _root(opened.settings)
         section = settings.audit.anchor
         path = anchor or (section.file if section is not None else None)
         try:
@@ -58,6 +133,24 @@ def verify_command(
             progress=_bar if sys.stderr.isatty() else None,
         )
         report = verify(settings.audit.database.dsn, options, jurisdiction=opened.jurisdiction)
+    _end(report, as_json=as_json)
+
+
+def _verify_directory(directory: Path, config: Path, keys: Path | None) -> Report:
+    try:
+        if keys is not None:
+            known = [parse_verifier(line) for line in keys.read_text(encoding="utf-8").splitlines() if line.strip()]
+            trust = {found.name.rpartition("/")[2]: found for found in known}
+            return verify_export(directory, lambda log: trust.get(log, Verifier("nobody", bytes(32))))
+        settings = load_settings(config)
+        return verify_export(directory, _verifier(_root(settings), settings.audit.database.jurisdiction))
+    except OSError as fault:
+        fail(Exit.USAGE, f"{fault.filename or directory}: {fault.strerror}")
+    except (ValueError, KeyError, TypeError) as fault:
+        fail(Exit.USAGE, f"{directory} is no export: {fault}")
+
+
+def _end(report: Report, *, as_json: bool) -> NoReturn:
     if as_json:
         emit(report.shape())
     else:
@@ -82,7 +175,7 @@ def _print(report: Report) -> None:
     typer.echo(f"{report.records} records in {len(report.logs)} logs, {report.checkpoints} signed heads that fit")
     if report.unsigned:
         typer.echo(f"{report.unsigned} records are newer than the last signed head")
-    if not report.anchored:
+    if report.logs and not report.anchored:
         typer.echo("not anchored: nothing outside this database says how long the fleet's log is")
     for fault in report.faults[:_TOLD]:
         typer.echo(_told(fault))
