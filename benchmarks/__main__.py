@@ -16,6 +16,7 @@ from typing import Any, Final
 import psycopg
 
 from benchmarks import (
+    evidence,
     governance,
     history,
     hosted_app,
@@ -37,7 +38,7 @@ from tests.support.debian import ensure
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _TOOLS: Final = (("nghttp2-client", "h2load"), ("nghttp2-server", "nghttpd"))
-SECTIONS: Final = ("governance", "identity", "standin", "triton", "streams")
+SECTIONS: Final = ("governance", "evidence", "identity", "standin", "triton", "streams")
 QUICK: Final = ("governance", "identity", "standin", "streams")
 
 
@@ -75,7 +76,7 @@ def _say(what: str) -> None:
 
 def _over_wires(directory: Path, wanted: tuple[str, ...], *, quick: bool) -> dict[str, Any]:
     sections: dict[str, Callable[[Path, Parts, bool], dict[str, Any]]] = {
-        "identity": _identity, "standin": _standin, "triton": _triton, "streams": _streams,
+        "evidence": _evidence, "identity": _identity, "standin": _standin, "triton": _triton, "streams": _streams,
     }  # fmt: skip
     numbers: dict[str, Any] = {}
     with ExitStack() as kept:
@@ -101,6 +102,10 @@ def _models(directory: Path) -> Path:
     copytree(_ROOT / "benchmarks" / "models", directory)
     copytree(_ROOT / "tests" / "support" / "models" / "slow", directory / "slow")
     return directory
+
+
+def _evidence(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
+    return evidence.measure(around.postgres_dsn, directory / "evidence", quick=quick)
 
 
 def _identity(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:

@@ -27,6 +27,8 @@ def show(numbers: dict[str, Any]) -> None:
     )
     if "governance" in numbers:
         console.print(_governance(numbers["governance"]))
+    if "evidence" in numbers:
+        console.print(_evidence(numbers["evidence"]))
     if "identity" in numbers:
         for table in _identity(numbers["identity"]):
             console.print(table)
@@ -51,6 +53,23 @@ def _governance(found: dict[str, Any]) -> Table:
     table.add_row("whole call, CPU, least round (median)", f"{found['cpu_us_min']:.1f} ({found['cpu_us_median']:.1f})")
     table.add_row("beside it, the wire's: read the headers", f"{found['headers_us_min']:.1f}")
     table.add_row("all of wire envoy's own Python, governance in it", f"{found['app']['cpu_us_min']:.1f}")
+    return table
+
+
+def _evidence(found: dict[str, Any]) -> Table:
+    table = Table(title="Evidence: from a journal into Postgres, sealed, in a signed log", title_justify="left")
+    names = {
+        "shipped_per_s": "records/s shipped",
+        "shipped_per_cpu_s": "a CPU second",
+        "verified_per_s_1": "verified/s",
+        "verified_per_s_2": "by 2 processes",
+        "stored_bytes": "bytes stored a call",
+    }
+    table.add_column("prompt, bytes")
+    for name in names.values():
+        table.add_column(name, justify="right")
+    for size, row in found.items():
+        table.add_row(f"{int(size):,}", *(f"{row[name]:,}" for name in names))
     return table
 
 

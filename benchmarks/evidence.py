@@ -1,0 +1,130 @@
+"""The evidence: records shipped a second from a journal into Postgres, verified a second, bytes stored a call."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+
+from audit import store
+from audit.content import ContentSealer
+from audit.fleet import Fleet
+from audit.journal import Bounds as JournalBounds
+from audit.journal import Journal, Origin
+from audit.keys import FileKeys
+from audit.logbook import LogBook, log_signer, origin_of
+from audit.poison import PoisonKeeper
+from audit.record import encode
+from audit.ship import Parts, Shipper
+from audit.vault import Vault
+from audit.verify import Options, verify
+from sidecar.core.model import Secret
+from sidecar.runtime import migrate
+from sidecar.runtime.shipping import JournalSource
+from tests.support.store import completed, content
+
+_ROOT: Final = Secret(b"b" * 32)
+SUBJECTS: Final = 100  # who call, in turn: each has a data key
+
+
+def measure(dsn: str, directory: Path, *, quick: bool) -> dict[str, Any]:
+    """By content size in bytes: what one process on one core does, with all that there is switched on."""
+    return {
+        str(size): _one(dsn, directory / str(size), size, calls // 5 if quick else calls)
+        for size, calls in ((1024, 50_000), (16_384, 10_000))
+    }
+
+
+def _one(dsn: str, directory: Path, size: int, calls: int) -> dict[str, Any]:
+    directory.mkdir(parents=True)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE evidence_{size}")
+    made = psycopg.conninfo.make_conninfo(dsn, dbname=f"evidence_{size}")
+    engine = store.connect(made, application="warden-bench")
+    migrate.upgrade(engine, jurisdiction="EU", today=datetime.now(UTC).date())
+    _fill(directory / "journal", size, calls)
+    shipper = _shipper(engine, directory)
+    wall, cpu = time.perf_counter(), time.process_time()
+    runner = threading.Thread(target=shipper.run)
+    runner.start()
+    while shipper.status.rows < calls or shipper.status.signed_size < calls:
+        time.sleep(0.01)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    shipper._stop.set()  # noqa: SLF001 — as the process does on SIGTERM
+    runner.join()
+    found = {
+        "calls": calls,
+        "shipped_per_s": round(calls / wall),
+        "shipped_per_cpu_s": round(calls / cpu),
+        "stored_bytes": _stored(made, calls),
+        **_verified(made, calls),
+    }
+    engine.dispose()
+    return found
+
+
+def _fill(directory: Path, size: int, calls: int) -> None:
+    bounds = JournalBounds(segment_bytes=2**26, max_bytes=2**34, min_free=2**26, keep_s=86400.0)
+    journal = Journal.open(
+        directory, _ROOT, Origin("pod-1", "eu-west-1", "EU"), bounds,
+        random=secrets.token_bytes, wall_ns=time.time_ns, monotonic=time.monotonic,
+    )  # fmt: skip
+    assert isinstance(journal, Journal), journal
+    text = random.Random(1).randbytes(size)
+    for number in range(calls):
+        for entry in completed(subject=f"subject {number % SUBJECTS}", prompt=content(text)):
+            appended = journal.append(encode(entry))
+            assert isinstance(appended, int), appended
+    journal.close()
+
+
+def _shipper(engine: Any, directory: Path) -> Shipper:
+    sealer = ContentSealer(_ROOT.reveal())
+    return Shipper(
+        Parts(
+            source=JournalSource(directory / "journal", _ROOT),
+            engine=engine,
+            redaction_key=sealer.redaction_key,
+            vault=Vault(FileKeys(directory / "keys", secrets.token_bytes), secrets.token_bytes),
+            book=LogBook(directory / "log", "pod-1", "EU", _ROOT, secrets.token_bytes),
+            poison=PoisonKeeper(directory / "poison", sealer),
+            directory=directory / "journal",
+            sidecar="pod-1",
+            region="eu-west-1",
+            jurisdiction="EU",
+            now=lambda: datetime.now(UTC),
+            monotonic=time.monotonic,
+            chance=random.random,
+            fleet=Fleet(directory / "fleet", "EU", _ROOT),
+        ),
+        threading.Event(),
+    )
+
+
+def _stored(dsn: str, calls: int) -> int:
+    """Bytes a call: rows, their indexes and leaf hashes."""
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute(
+            "SELECT sum(pg_total_relation_size(c.oid)) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = 'warden' AND c.relkind = 'r' AND c.relname ~ 'audit_(calls|leaves)'"
+        ).fetchone()
+    assert found is not None
+    return round(float(found[0]) / calls)
+
+
+def _verified(dsn: str, calls: int) -> dict[str, int]:
+    rates = {}
+    for jobs in (1, 2):
+        options = Options(lambda log: log_signer(_ROOT, origin_of("EU", log)).verifier, datetime.now(UTC), jobs=jobs)
+        began = time.perf_counter()
+        report = verify(dsn, options, jurisdiction="EU")
+        assert report.ok, report.faults
+        assert report.records >= calls
+        rates[f"verified_per_s_{jobs}"] = round(calls / (time.perf_counter() - began))
+    return rates
