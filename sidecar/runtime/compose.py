@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import logging
 import os
+import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,11 +31,14 @@ from sidecar.identity.jwt import Issuer, TokenVerifier
 from sidecar.identity.keys import KeyRing
 from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
+from sidecar.quotas.leases import ROUND_S, LeaseKeeper, Posture, connect
 from sidecar.quotas.local import LocalQuotas
+from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, location, restricted, tls
 from sidecar.runtime.digests import ModelDigests
 from sidecar.runtime.ids import RandomIds
 from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
+from sidecar.telemetry import logs
 from sidecar.telemetry.instruments import PrometheusInstruments
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.upstream import Restricted
@@ -45,6 +50,9 @@ from sidecar.triton.sequences import SequenceTable
 from sidecar.triton.tokens import Counter, load_counter
 
 IN_KUBERNETES: Final = "KUBERNETES_SERVICE_HOST"  # set in every container of a pod
+
+
+_LEASES: Final = logging.getLogger("warden.leases")
 
 
 class StartError(Exception):
@@ -61,6 +69,7 @@ class Rooms:
     recorder: JournalRecorder
     policies: BundleSource
     quotas: LocalQuotas
+    leases: LeaseKeeper | None
     ids: RandomIds
     instruments: PrometheusInstruments
     ring: KeyRing | None
@@ -156,7 +165,7 @@ def build(settings: Settings) -> Rooms:
         now=clock.now,
         model_digest=digests.of,
     )
-    quotas = LocalQuotas()
+    quotas, leases = _quotas(settings)
     certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
     identity = Identifier(TokenVerifier(issuers, book), ring, certificates, _bound(settings))
     models = ModelBook()
@@ -176,6 +185,7 @@ def build(settings: Settings) -> Rooms:
         recorder=recorder,
         policies=policies,
         quotas=quotas,
+        leases=leases,
         ids=ids,
         instruments=instruments,
         ring=ring,
@@ -215,6 +225,31 @@ def _counters(settings: Settings) -> dict[str, Counter]:
             raise StartError(f"triton.tokenizers.{model}: {path} {counter}")
         found[model] = counter
     return found
+
+
+def _quotas(settings: Settings) -> tuple[LocalQuotas, LeaseKeeper | None]:
+    section = settings.quotas.redis
+    if section is None:
+        return LocalQuotas(), None
+    try:
+        run = connect(section.url)
+    except ImportError as fault:
+        raise StartError("quotas.redis: needs the extra redis: pip install 'triton-warden[redis]'") from fault
+    except ValueError as fault:
+        raise StartError(f"quotas.redis.url: {fault}") from fault
+    quotas = SharedQuotas(round_s=ROUND_S)
+    keeper = LeaseKeeper(
+        quotas, run, pod=f"{settings.sidecar.name}-{secrets.token_hex(4)}", prefix=settings.sidecar.region,
+        posture=Posture(section.posture), monotonic=time.monotonic, between=random.uniform, told=_tell_leases,
+    )  # fmt: skip
+    return quotas, keeper
+
+
+def _tell_leases(why: str) -> None:
+    if why:
+        logs.event(_LEASES, logging.WARNING, "leases.redis_away", detail=why[:200])
+    else:
+        logs.event(_LEASES, logging.INFO, "leases.redis_back")
 
 
 def _ring(settings: Settings) -> KeyRing | None:

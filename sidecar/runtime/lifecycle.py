@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from audit.journal import State
+from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, selfcheck
 from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.compose import Rooms, StartError, build
@@ -124,6 +125,8 @@ class Sidecar:
             logs.event(_LOG, logging.WARNING, "identity.snapshot_unusable", detail=unusable)
         rooms.keys.start()
         rooms.jwks_refresher.start()
+        if rooms.leases is not None:
+            rooms.leases.start()
         self._probe.start()
         self._learner.start()
         self._selfcheck.start()
@@ -150,6 +153,8 @@ class Sidecar:
         self._announcer.write("sidecar_stopped", {})
         self._admin.stop()
         self.rooms.keys.stop()
+        if self.rooms.leases is not None:
+            self.rooms.leases.stop()
         self._learner.stop()
         self._selfcheck.stop()
         self._shipper.stop()
@@ -254,6 +259,14 @@ class Sidecar:
         watch("warden_journal_free_bytes", lambda: float(_free(section.directory)))
         watch("warden_journal_segments", lambda: float(sum(1 for _ in section.directory.glob("*.seg"))))
         watch("warden_quota_held_bytes", lambda: readings.held(rooms.quotas.tenants(), rooms.quotas.held))
+        watch(
+            "warden_pool_used_ratio", lambda: {key: held / size for key, (held, size) in rooms.quotas.pools().items()}
+        )
+        watch("warden_running_on_calls", lambda: float(rooms.governor.running_on))
+        watch("warden_waiting_calls", lambda: float(len(self._waiting)))
+        if isinstance(rooms.quotas, SharedQuotas):
+            shared = rooms.quotas
+            watch("warden_quota_redis_up", lambda: float(not shared.away))
         watch("warden_keys_age_seconds", lambda: rooms.ring.age(time.time()) if rooms.ring else None)
         watch("warden_jwks_age_seconds", self._jwks_age)
         watch("warden_bundle_age_seconds", lambda: self._policy.age)

@@ -261,6 +261,17 @@ class TelemetrySection(_Section):
     max_tenants: int = Field(default=60, ge=1, le=1000)  # series by tenant; the rest count as "(other)"
 
 
+class RedisSection(_Section):
+    """Where pods of one region share their tenants' requests, tokens and concurrency. Never across a jurisdiction."""
+
+    url: str = Field(pattern=r"^(redis|rediss|unix)://", repr=False)  # may hold a password
+    posture: Literal["fair_share", "refuse"] = "fair_share"  # once the last lease is spent while it is away
+
+
+class QuotasSection(_Section):
+    redis: RedisSection | None = None  # without it every limit is each pod's own
+
+
 class BoundsSection(_Section):
     message_bytes: Size = 256 * 2**20
     buffer_bytes: Size = 2**30  # all requests and responses in flight; no tenant may hold more than half of it
@@ -285,6 +296,7 @@ class Settings(_Section):
     identity: IdentitySection
     audit: AuditSection
     telemetry: TelemetrySection = TelemetrySection()
+    quotas: QuotasSection = QuotasSection()
     bounds: BoundsSection = BoundsSection()
 
     @model_validator(mode="after")

@@ -196,6 +196,10 @@ _CALLS: Final = (
         ("tenant", "quantity"),
         "bytes",
     ),
+    _gauge("warden_pool_used_ratio", "Part of a model's pool that is held.", ("model", "quantity")),
+    _gauge("warden_running_on_calls", "Calls that have ended here, but that Triton may be working on still."),
+    _gauge("warden_waiting_calls", "Calls that wait for room in a quota (on_limit: queue)."),
+    _gauge("warden_quota_redis_up", "1 while Redis answers, 0 while shared quotas go on without it."),
     Metric(
         "gen_ai_server_request_duration_seconds",
         Kind.HISTOGRAM,

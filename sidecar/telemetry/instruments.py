@@ -105,7 +105,9 @@ class _Tenant:
             for fault in Fault
             for kind in (OutcomeKind.REFUSED, OutcomeKind.FAILED)
         }
-        self.throttled = {quantity: board.cell("warden_throttled_total", tenant, quantity) for quantity in Quantity}
+        # Nobody has no quota that could refuse.
+        quantities = () if tenant == NO_TENANT else tuple(Quantity)
+        self.throttled = {quantity: board.cell("warden_throttled_total", tenant, quantity) for quantity in quantities}
         self.input = board.cell("warden_tokens_total", tenant, Direction.INPUT)
         self.output = board.cell("warden_tokens_total", tenant, Direction.OUTPUT)
         self.request = board.cell("warden_bytes_total", tenant, Traffic.REQUEST)
@@ -204,7 +206,7 @@ class PrometheusInstruments(Collector):
             tenant.calls[infer, OutcomeKind.REFUSED].value += 1
             self._method(method.path)[OutcomeKind.REFUSED].value += 1
             quantity = faults.throttled(reason, refused.denial.rule)
-            if quantity is not None:
+            if quantity is not None and quantity in tenant.throttled:
                 tenant.throttled[quantity].value += 1
             fault = faults.of_reason(reason, refused.denial.rule)
             if fault is not None and infer:

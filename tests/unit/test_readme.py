@@ -11,8 +11,8 @@ import pytest
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
-from policies.document import AuditDoc, GuardDoc
-from sidecar.runtime.settings import IdentitySection, ListenerSection, ListenSection, TritonSection
+from policies.document import AuditDoc, GuardDoc, ModelsDoc, PlansDoc
+from sidecar.runtime.settings import IdentitySection, ListenerSection, ListenSection, QuotasSection, TritonSection
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
@@ -28,6 +28,9 @@ def test_an_example_is_accepted(block: str) -> None:
         "triton": TritonSection,
         "audit": AuditDoc,  # a tenant's
         "guards": tuple[GuardDoc, ...],
+        "plans": PlansDoc,
+        "models": ModelsDoc,
+        "quotas": QuotasSection,
     }
     assert document.keys() & known.keys()
     for name, section in known.items():

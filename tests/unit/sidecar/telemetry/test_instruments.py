@@ -36,6 +36,7 @@ COMPLETED = Outcome(OutcomeKind.COMPLETED)
 # Readings as the runtime's would be, with more tenants than are shown.
 READINGS: Mapping[str, Reading] = {
     "warden_quota_held_bytes": {(f"t{n}", q): 1.0 for n in range(100) for q in ("kv_bytes", "tensor_bytes")},
+    "warden_pool_used_ratio": {(f"m{n}", q): 1.0 for n in range(2) for q in ("kv_bytes", "concurrency")},
     "warden_journal_state": {(state,): 0.0 for state in JournalState},
     "warden_bundle_info": {("sha256:abc",): 1.0},
     "warden_selfcheck_finding": {(name.value, severity.value): 0.0 for name, severity in SEVERITY.items()},
