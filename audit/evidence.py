@@ -13,7 +13,7 @@ from audit.merkle import HASH_BYTES, Frontier, leaf_hash
 from audit.rows import CALL_COLUMNS, EVENT_COLUMNS
 from audit.tlog import Checkpoint, NoteError, Verifier, parse_checkpoint, parse_note
 
-__all__ = ["Fault", "FaultKind", "Head", "StoredRow", "TreeCheck", "TreeResult", "check_rows", "read_head"]
+__all__ = ["Fault", "FaultKind", "Head", "StoredRow", "TreeCheck", "TreeResult", "check_rows", "covered", "read_head"]
 
 REORDERED: Final = 300  # rows that are tried at each other's places; beyond it they count as altered
 FAULTS: Final = 1000  # told of one range
@@ -213,7 +213,7 @@ def check_rows(
     yield from _misplaced(log, start, expected, wrong, sound)
     present = sound | {row.position for row in wrong}
     for first, last in _runs(position for position in range(start, start + count) if position not in present):
-        if not _covered(first, last, gone):
+        if not covered(first, last, gone):
             words = f"the rows of positions {first} to {last} are gone" if last > first else "its row is gone"
             yield Fault(FaultKind.DELETION, log, words, first)
 
@@ -252,7 +252,7 @@ def _runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-def _covered(first: int, last: int, gone: Sequence[tuple[int, int]]) -> bool:
+def covered(first: int, last: int, gone: Sequence[tuple[int, int]]) -> bool:
     """Whether ranges cover every position from first to last."""
     at = first
     for begin, end in sorted(gone):

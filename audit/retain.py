@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from audit import erasing, store
 from audit.erasing import Officer
+from audit.evidence import covered
 from audit.fleet import FLEET
 from audit.opening import Opener
 from audit.rows import officer_row
@@ -110,46 +111,67 @@ def _end_keys(connection: sa.Connection, opener: Opener, officer: Officer, tenan
 def _record_drops(connection: sa.Connection, opener: Opener, officer: Officer, done: Retained) -> None:
     """Put on record which days go, with the positions of their records: the log must verify without them."""
     held = {hold.tenant for hold in erasing.holds(connection, opener.provider)}
-    c = audit_events.c
-    known = set(connection.scalars(sa.select(c.detail["day"].astext).where(c.kind == DROPPED)))
+    known = _recorded(connection, signed=False)
     for day in _days(connection):
-        if (
-            day >= officer.at.date() - timedelta(days=1)
-            or str(day) in known
-            or not _is_over(connection, day, officer.at)
-        ):
+        if day >= officer.at.date() - timedelta(days=1) or not _is_over(connection, day, officer.at):
             continue
         tenants = set(connection.scalars(sa.select(audit_calls.c.tenant).where(_on(day)).distinct()))
         if tenants & held:
             done.held += sorted(tenants & held)
             continue
-        logs, rows = _positions(connection, day)
-        if sum(map(len, logs.values())) > RANGES:
-            continue
+        logs, rows = _positions(connection, sa.select(audit_calls.c.log, audit_calls.c.position).where(_on(day)))
         told = {"day": str(day), "rows": rows, "logs": logs}
+        if (day in known and _covers(known[day], logs)) or sum(map(len, logs.values())) > RANGES:
+            continue
         row = officer_row(next(officer.event_ids), officer.at, DROPPED, officer.actor, officer.reason, told)
         store.record_event(connection, row)
         done.recorded.append(str(day))
 
 
+_Ranges = dict[str, list[list[int]]]
+
+
+def _recorded(connection: sa.Connection, *, signed: bool) -> dict[date, _Ranges]:
+    """By day, the positions whose drop is on record; ``signed``: under a head of the fleet's log."""
+    c, f = audit_events.c, fleet_entries.c
+    query = sa.select(c.detail).where(c.kind == DROPPED)
+    if signed:
+        heads = sa.select(sa.func.max(audit_checkpoints.c.size)).where(audit_checkpoints.c.log == FLEET)
+        query = query.join(fleet_entries, f.event == c.id).where(f.position < (connection.scalar(heads) or 0))
+    found: dict[date, _Ranges] = {}
+    for detail in connection.scalars(query):
+        of_day = found.setdefault(date.fromisoformat(detail["day"]), {})
+        for log, ranges in detail["logs"].items():
+            of_day.setdefault(log, []).extend(ranges)
+    return found
+
+
+def _covers(recorded: _Ranges, logs: _Ranges) -> bool:
+    """Whether every position of ``logs`` is on record."""
+    return all(
+        covered(first, last, [(begin, end) for begin, end in recorded.get(log, [])])
+        for log, ranges in logs.items()
+        for first, last in ranges
+    )
+
+
 def _drop_recorded(engine: sa.Engine, done: Retained) -> None:
     """Days whose drop is on record under a signed head of the fleet's log."""
-    c, f = audit_events.c, fleet_entries.c
     with _transaction(engine) as connection:
-        heads = sa.select(sa.func.max(audit_checkpoints.c.size)).where(audit_checkpoints.c.log == FLEET)
-        signed = connection.scalar(heads) or 0
-        query = sa.select(c.detail["day"].astext).join(fleet_entries, f.event == c.id)
-        days = {
-            date.fromisoformat(day) for day in connection.scalars(query.where(c.kind == DROPPED, f.position < signed))
-        }
-        there = sorted(days & set(_days(connection)))
+        recorded = _recorded(connection, signed=True)
+        there = sorted(recorded.keys() & set(_days(connection)))
     for day in there:
-        _drop(engine, store.partition_name(day))
-        done.dropped.append(str(day))
+        if _drop(engine, day, recorded[day]):
+            done.dropped.append(str(day))
 
 
-def _drop(engine: sa.Engine, name: str) -> None:
-    """Without holding up readers or writers of the other days."""
+def _drop(engine: sa.Engine, day: date, recorded: _Ranges) -> bool:
+    """Whether it went: without holding up readers or writers of other days, and only what is on record.
+
+    A record that came late (a sidecar was away) is looked for once nothing more can come: then the day stays, and is
+    recorded again.
+    """
+    name = store.partition_name(day)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"SET lock_timeout = {store.LOCK_MS}")
         try:
@@ -159,8 +181,14 @@ def _drop(engine: sa.Engine, name: str) -> None:
                 raise
             # An earlier run broke off in the middle of it.
             connection.exec_driver_sql(f"ALTER TABLE warden.audit_calls DETACH PARTITION warden.{name} FINALIZE")
-        connection.exec_driver_sql(f"DROP TABLE warden.{name}")
+        logs, _ = _positions(connection, sa.text(f"SELECT log, position FROM warden.{name}"))  # noqa: S608 — our name
+        gone = _covers(recorded, logs)
+        if gone:
+            connection.exec_driver_sql(f"DROP TABLE warden.{name}")
+        else:
+            store.attach_partition(connection, day)
         connection.invalidate()  # its settings must not be handed on
+    return gone
 
 
 def _days(connection: sa.Connection) -> Iterator[date]:
@@ -182,16 +210,14 @@ def _is_over(connection: sa.Connection, day: date, at: datetime) -> bool:
     return connection.scalar(stays) is None
 
 
-def _positions(connection: sa.Connection, day: date) -> tuple[dict[str, list[list[int]]], int]:
-    """By log, the ranges [first, last] of that day's positions; and how many rows there are."""
-    c = audit_calls.c
-    logs: dict[str, list[list[int]]] = {}
-    rows = 0
-    for log, position in connection.execute(sa.select(c.log, c.position).where(_on(day)).order_by(c.log, c.position)):
+def _positions(connection: sa.Connection, query: sa.Executable) -> tuple[_Ranges, int]:
+    """By log, the ranges [first, last] of the positions that ``query`` gives; and how many rows there are."""
+    logs: _Ranges = {}
+    found = sorted((log, position) for log, position in connection.execute(query))
+    for log, position in found:
         ranges = logs.setdefault(log, [])
         if ranges and ranges[-1][1] == position - 1:
             ranges[-1][1] = position
         else:
             ranges.append([position, position])
-        rows += 1
-    return logs, rows
+    return logs, len(found)

@@ -21,6 +21,7 @@ from audit.tables import audit_events, database_facts
 __all__ = [
     "MismatchError",
     "WrongJurisdictionError",
+    "attach_partition",
     "check_jurisdiction",
     "connect",
     "ensure_partitions",
@@ -178,14 +179,26 @@ def ensure_partitions(connection: sa.Connection, days: Iterable[date]) -> None:
         name = partition_name(day)
         if name in have:
             continue
-        start, end = f"{day} 00:00:00+00", f"{day + timedelta(days=1)} 00:00:00+00"
         connection.exec_driver_sql(
             f"CREATE TABLE warden.{name} (LIKE warden.audit_calls"
             " INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES)"
         )
+        attach_partition(connection, day)
+        # Row triggers come with the parent; one on TRUNCATE does not (migration 0009).
         connection.exec_driver_sql(
-            f"ALTER TABLE warden.audit_calls ATTACH PARTITION warden.{name} FOR VALUES FROM ('{start}') TO ('{end}')"
+            f"CREATE TRIGGER no_truncate BEFORE TRUNCATE ON warden.{name}"
+            " FOR EACH STATEMENT EXECUTE FUNCTION warden.refuse_change()"
         )
+        connection.exec_driver_sql(f"ALTER TABLE warden.{name} ENABLE ALWAYS TRIGGER no_truncate")
+
+
+def attach_partition(connection: sa.Connection, day: date) -> None:
+    """Make the table that is like one that day's partition."""
+    start, end = f"{day} 00:00:00+00", f"{day + timedelta(days=1)} 00:00:00+00"
+    name = partition_name(day)
+    connection.exec_driver_sql(
+        f"ALTER TABLE warden.audit_calls ATTACH PARTITION warden.{name} FOR VALUES FROM ('{start}') TO ('{end}')"
+    )
 
 
 def days_ahead(today: date) -> list[date]:

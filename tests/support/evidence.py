@@ -15,12 +15,29 @@ from audit.tlog import Checkpoint, Signer
 from sidecar.core.model import Secret
 from tests.support.store import ROOT
 
+APPEND_ONLY = ("audit_calls", "audit_events", "audit_leaves", "audit_checkpoints", "fleet_entries", "bundles")
+
+
+def unlock(dsn: str) -> None:
+    """What the tables' owner can always do: switch the triggers off that keep them append-only."""
+    with psycopg.connect(dsn) as connection:
+        for table in APPEND_ONLY:
+            connection.execute(f"ALTER TABLE warden.{table} DISABLE TRIGGER ALL")
+
+
+def tamper(dsn: str, statement: str) -> None:
+    """Change what may not be changed."""
+    unlock(dsn)
+    with psycopg.connect(dsn) as connection:
+        connection.execute(statement)
+
 
 class Forger:
     """Tampers with one log."""
 
     def __init__(self, dsn: str, log: str) -> None:
         self._dsn, self._log = dsn, log
+        unlock(dsn)
 
     def sql(self, statement: str, *values: Any) -> list[dict[str, Any]]:
         with psycopg.connect(self._dsn, row_factory=dict_row) as connection:

@@ -14,6 +14,7 @@ from audit import store
 from migrations import versions
 from sidecar.runtime import migrate
 from tests.support.postgres import Server, prepare, query
+from tests.support.store import FakeJournal, Shipping, completed, wait_until
 
 TODAY = date(2026, 11, 30)
 HEAD = max(path.name[1:5] for path in Path(versions.__file__).parent.glob("m*.py"))
@@ -96,6 +97,40 @@ def test_partitions_are_made_ahead_and_none_is_default(dsn: str) -> None:
         dsn, "SELECT partdefid FROM pg_partitioned_table WHERE partrelid = 'warden.audit_calls'::regclass"
     ) == [(0,)]
     engine.dispose()
+
+
+EVIDENCE = ("audit_events", "audit_leaves", "audit_checkpoints", "fleet_entries", "bundles")
+
+
+@pytest.mark.parametrize("role", ["origin", "replica"])
+@pytest.mark.parametrize("table", ["audit_calls", f"audit_calls_{datetime.now(UTC):%Y%m%d}", *EVIDENCE])
+def test_the_evidence_is_append_only(dsn: str, tmp_path: Path, table: str, role: str) -> None:
+    """Even in replica mode, which skips ordinary triggers, and on a partition, which the parent's don't guard."""
+    journal = FakeJournal()
+    journal.append(*completed())
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.signed_size == 1)
+    query(dsn, "INSERT INTO warden.audit_events (id, at, kind) VALUES ('e', now(), 'k')")
+    changes = (
+        f"TRUNCATE warden.{table}",
+        f"DELETE FROM warden.{table}",
+        f"UPDATE warden.{table} SET {SET[table[:11]]}",
+    )
+    for statement in changes:
+        with psycopg.connect(dsn) as connection:
+            connection.execute(f"SET session_replication_role = {role}")
+            with pytest.raises(psycopg.errors.InsufficientPrivilege, match="append-only"):
+                connection.execute(statement)
+
+
+SET = {
+    "audit_calls": "outcome = 'x'",
+    "audit_event": "kind = 'x'",
+    "audit_leave": "first = 9",
+    "audit_check": "note = 'x'",
+    "fleet_entri": "body = 'x'",
+    "bundles": "digest = 'x'",
+}
 
 
 def test_a_key_change_notifies(dsn: str) -> None:

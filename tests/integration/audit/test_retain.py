@@ -16,6 +16,7 @@ from audit.opening import Opener
 from audit.retain import Retained, retain
 from tests.integration.audit.test_erasing import Desk
 from tests.integration.audit.test_verify import check
+from tests.support.evidence import tamper
 from tests.support.postgres import query
 from tests.support.store import completed, keys_in
 
@@ -60,10 +61,24 @@ def test_keys_end_at_once_and_days_after_a_signed_record(desk: Desk) -> None:
     assert run(desk).shape() == Retained().shape()
 
 
+def test_what_came_late_is_put_on_record_before_it_goes(desk: Desk) -> None:
+    run(desk)
+    late = completed(NOW - timedelta(days=10), call_id="late", retention_days=5)
+    desk.journal.append(*late)
+    desk.ship(1)  # from a sidecar that was away; the record of the drop is signed meanwhile
+    again = run(desk)
+    assert (again.dropped, again.recorded) == ([], [str((NOW - timedelta(days=10)).date())])
+    assert "late" in days(desk)
+    desk.ship(0)
+    assert len(run(desk).dropped) == 1
+    assert "late" not in days(desk)
+    assert check(desk.dsn, desk.directory / "anchor").faults == []
+
+
 def test_what_was_not_on_record_is_a_deletion(desk: Desk) -> None:
     run(desk)
     desk.ship(0)
-    query(desk.dsn, "DELETE FROM warden.audit_calls WHERE call_id = 'm1'")
+    tamper(desk.dsn, "DELETE FROM warden.audit_calls WHERE call_id = 'm1'")
     assert [fault.kind for fault in check(desk.dsn, desk.directory / "anchor").faults] == ["deletion"]
 
 

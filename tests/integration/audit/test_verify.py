@@ -16,7 +16,7 @@ from audit.logbook import log_signer, origin_of
 from audit.verify import Options, Report, verify
 from sidecar.cli.evidence import app
 from sidecar.core.model import Secret
-from tests.support.evidence import Forger
+from tests.support.evidence import Forger, tamper
 from tests.support.postgres import Server, query
 from tests.support.store import ROOT, FakeJournal, Shipping, completed, event, refused, wait_until
 
@@ -123,13 +123,13 @@ def test_an_officers_act_is_in_the_fleets_log(dsn: str, tmp_path: Path) -> None:
         ("UPDATE warden.audit_events SET actor = 'bob' WHERE id = 'a'", FaultKind.ALTERED_COLUMN),
         ("DELETE FROM warden.audit_events WHERE id = 'a'", FaultKind.DELETION),
     ):
-        query(dsn, statement)
+        tamper(dsn, statement)
         assert [fault.kind for fault in check(dsn, tmp_path / "anchor").faults] == [kind]
 
 
 def test_a_log_that_ended_without_a_word_is_unclosed(dsn: str, tmp_path: Path, log: str) -> None:
     assert check(dsn, later=timedelta(days=30)).faults == []  # it was closed
-    query(dsn, "DELETE FROM warden.fleet_entries WHERE body LIKE '%closed%'")
+    tamper(dsn, "DELETE FROM warden.fleet_entries WHERE body LIKE '%closed%'")
     kinds = {fault.kind for fault in check(dsn, later=timedelta(days=30)).faults}
     assert FaultKind.UNCLOSED_LOG in kinds
 
@@ -178,7 +178,7 @@ def test_the_command_tells_a_program_and_a_person(dsn: str, tmp_path: Path, log:
     )
     done = CliRunner().invoke(app, ["verify", "--config", str(config), "--json"])
     assert (done.exit_code, json.loads(done.stdout)["ok"]) == (0, True), done.output
-    query(dsn, "DELETE FROM warden.audit_calls WHERE position = 3")
+    tamper(dsn, "DELETE FROM warden.audit_calls WHERE position = 3")
     done = CliRunner().invoke(app, ["verify", "--config", str(config), "--json"])
     (fault,) = json.loads(done.stdout)["faults"]
     assert done.exit_code == 1
