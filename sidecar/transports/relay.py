@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from sidecar.core.model import Denial, Forward, MalformedRequest
+from sidecar.core.model import Denial, Forward, MalformedRequest, replace
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render, unary
 from sidecar.transports.budget import Held
@@ -171,6 +171,7 @@ class StreamRelay:
                 self._ending = opened
                 return render.status(opened, exchange.call.id)
             return self._refuse(exchange, opened)
+        opened = self._known(exchange, opened)
         # Both in the order of arrival, before anything is waited for.
         part = _Part(
             self._outbox.join() if opened.ordered else None,
@@ -181,6 +182,16 @@ class StreamRelay:
         self._calls[task] = exchange
         task.add_done_callback(self._over)
         return None
+
+    def _known(self, exchange: Exchange, forward: Forward) -> Forward:
+        """With the kind of the model that answers, as Triton told it, where the reader has not said so already."""
+        assert exchange.recorded is not None
+        model = self._services.models.known(exchange.recorded.admission.verdict.profile.name)
+        if forward.ordered or forward.decoupled:
+            return forward
+        if model is None:  # what Triton doesn't have it says in turn too
+            return replace(forward, ordered=self._services.models.current.complete)
+        return replace(forward, ordered=not model.decoupled, decoupled=model.decoupled)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         exchange = self._calls.pop(task)

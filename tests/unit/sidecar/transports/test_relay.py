@@ -21,6 +21,7 @@ from sidecar.transports.grpc_frames import UnsupportedEncoding
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.outbox import ClientGone
 from sidecar.transports.relay import StreamRelay
+from sidecar.triton.knowledge import Knowledge, ModelBook, ModelFacts
 from sidecar.triton.peek import EMPTY_FINAL_SUFFIX
 from sidecar.triton.protos import ModelInferRequest, ModelInferResponse
 from sidecar.triton.reader import TritonReader
@@ -741,3 +742,20 @@ async def test_a_stream_whose_client_has_half_closed_is_never_idle_only_ending()
             await asyncio.sleep(0)
     assert await running == render.OK
     world.assert_even()
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+async def test_what_a_model_is_the_book_knows_where_the_reader_does_not_say(decoupled: bool) -> None:
+    """An empty final response is an ordinary model's answer; of a decoupled one it is shown to who asked for it."""
+    slow = asyncio.Event()
+    rpc = Rpc(FakeUpstream([slow, FINAL], [token(b"2", final=True)]))
+    book = ModelBook(Knowledge(models={"chat": ModelFacts("chat", decoupled=decoupled)}))
+    rpc.world.services = replace(rpc.world.services, models=book)
+    task = asyncio.ensure_future(rpc.run(ask("1"), ask("2")))
+    await until(lambda: len(rpc.world.outcomes) == 1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert rpc.told == (["2"] if decoupled else [])
+    slow.set()
+    assert await task == render.OK
+    assert rpc.told == (["2"] if decoupled else ["final", "2"])
