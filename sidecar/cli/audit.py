@@ -20,7 +20,7 @@ from audit.search import search as search_records
 from audit.search import show as show_record
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
 from sidecar.cli.database import database, opener_of
-from sidecar.cli.keys import operator
+from sidecar.cli.desk import operator
 from sidecar.cli.records import harmless, told, told_whole
 from sidecar.core.model import Instant, OutcomeKind
 from sidecar.core.reasons import Reason

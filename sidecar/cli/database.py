@@ -13,7 +13,7 @@ from audit import store
 from audit.keys import KeyFaultError
 from audit.opening import Opener
 from sidecar.cli.common import Exit, fail
-from sidecar.cli.keys import load_settings
+from sidecar.cli.desk import load_settings
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipping import keys_of
 

@@ -23,8 +23,8 @@ from audit.verify_export import verify_export
 from sidecar.cli.audit import ReasonOption, RevealOption, asker_of, moment
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
 from sidecar.cli.database import Database, database, opener_of
+from sidecar.cli.desk import load_settings
 from sidecar.cli.keeping import app
-from sidecar.cli.keys import load_settings
 from sidecar.cli.records import harmless
 from sidecar.core.model import Secret
 from sidecar.runtime.clock import now

@@ -23,7 +23,7 @@ from audit.seal import KeyFault, load_root_key
 from audit.segments import End, FaultKind, Frame, FrameReader, JournalFault, Lost, read_info, segments_in, unlock
 from audit.writing import holder
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
-from sidecar.cli.keys import load_settings
+from sidecar.cli.desk import load_settings
 from sidecar.core.model import Secret
 from sidecar.runtime.settings import JournalSection
 from sidecar.telemetry.shipfile import ShipFile, ShipReport

@@ -22,7 +22,7 @@ from policies.bundle import load as load_bundle
 from sidecar.cli.audit import app
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
 from sidecar.cli.database import Database, database, opener_of
-from sidecar.cli.keys import operator
+from sidecar.cli.desk import operator
 from sidecar.cli.records import harmless
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7

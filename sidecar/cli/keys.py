@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
-import getpass
-import secrets
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from ipaddress import ip_network
-from pathlib import Path
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 
-import sqlalchemy as sa
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from audit import rows
-from audit import store as audit_store
-from policies.units import parse_duration
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail, need
-from sidecar.core.model import Secret
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.cli.desk import key_desk
+from sidecar.cli.words import (
+    ROLES_HELP,
+    duration,
+    known_methods,
+    known_roles,
+    moment,
+    names,
+    networks,
+    utc_now,
+)
 from sidecar.identity import leaks, store
-from sidecar.identity.files import load_pepper
 from sidecar.identity.keys import ID_LENGTH
-from sidecar.identity.store import Issued, KeyEvent, KeyInfo, NewKey, Office, Refusal
-from sidecar.runtime import settings as settings_module
-from sidecar.runtime.ids import uuid7
-from sidecar.runtime.settings import KeysSection, Settings, SettingsError
-from sidecar.triton.methods import METHODS, ROLES
+from sidecar.identity.store import Issued, KeyInfo, NewKey, Refusal
 
 app = typer.Typer(
     no_args_is_help=True, help="API keys: issue, list, show, rotate, revoke, expire; end those that leaked."
 )
 
 _T = TypeVar("_T")
-_STATEMENT_MS = 5_000
 _WHERE = 500  # characters
-_LONGEST_S = 36_500 * 86_400
-ROLES_HELP = f"Roles, between commas: {', '.join(ROLES)}."
+_PIPE_WIDTH = 240  # columns
 
 
 def _key_id(value: str) -> str:
@@ -82,19 +73,19 @@ def issue(
     for what, value in (("--tenant", tenant), ("--name", name)):
         if not 0 < len(value) <= 255 or not value.isprintable():
             fail(Exit.USAGE, f"{what} must be 1 to 255 printable characters")
-    at = _now()
+    at = utc_now()
     new = NewKey(
         tenant=tenant,
         name=name,
-        expires_at=None if expires is None else at + _duration("--expires", expires),
-        models=None if models is None else _names("--models", models),
+        expires_at=None if expires is None else at + duration("--expires", expires),
+        models=None if models is None else names("--models", models),
         roles=known_roles(roles),
-        methods=None if methods is None else _methods(methods),
-        regions=None if regions is None else _names("--regions", regions),
-        networks=None if cidr is None else _networks(cidr),
+        methods=None if methods is None else known_methods(methods),
+        regions=None if regions is None else names("--regions", regions),
+        networks=None if cidr is None else networks(cidr),
         not_before=None if not_before is None else moment("--not-before", not_before, at),
     )
-    desk = _desk(config)
+    desk = key_desk(config)
     with desk.transaction() as connection:
         issued = _done(store.issue(connection, desk.office, new, at))
     _tell_secret(issued, as_json=as_json)
@@ -108,14 +99,16 @@ def list_keys(
     as_json: JsonOption = False,
 ) -> None:
     """All keys, without their secrets; with --json one object a line."""
-    with _desk(config).transaction() as connection:
+    with key_desk(config).transaction() as connection:
         found = store.list_keys(connection, tenant)
-    at = _now()
+    at = utc_now()
     if as_json:
         for info in found:
             emit(_shape(info, at))
         return
-    table = Table("id", "tenant", "name", "state", "expires", "models", "roles", "last used")
+    table = Table(Column("id", no_wrap=True))  # whole, however narrow the terminal: it is what other commands take
+    for title in ("tenant", "name", "state", "expires", "models", "roles", "last used"):
+        table.add_column(title, overflow="fold")
     for info in found:
         models = "all" if info.models is None else ", ".join(info.models)
         table.add_row(
@@ -128,13 +121,15 @@ def list_keys(
             ", ".join(info.roles),
             _iso(info.last_used_at) or "",
         )
-    Console(file=sys.stdout).print(table)
+    # Names are told as they are: brackets in one are no markup. Into a file or a pipe, lines are as long as they need.
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    Console(file=sys.stdout, width=width, markup=False, emoji=False).print(table)
 
 
 @app.command()
 def show(key_id: KeyId, config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
     """One key, without its secret."""
-    with _desk(config).transaction() as connection:
+    with key_desk(config).transaction() as connection:
         info = store.show(connection, key_id)
     if info is None:
         fail(Exit.NO, f"no key {key_id}")
@@ -154,19 +149,19 @@ def rotate(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
 ) -> None:
     """Give a key a new secret, printed once; id and name stay, and the old secret works until the grace ends."""
-    overlap = _duration("--grace", grace)
-    desk = _desk(config)
+    overlap = duration("--grace", grace)
+    desk = key_desk(config)
     with desk.transaction() as connection:
-        issued = _done(store.rotate(connection, desk.office, key_id, overlap, _now(), replace=replace))
+        issued = _done(store.rotate(connection, desk.office, key_id, overlap, utc_now(), replace=replace))
     _tell_secret(issued, as_json=as_json)
 
 
 @app.command()
 def revoke(key_id: KeyId, config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
     """End a key for good, everywhere, within about a second."""
-    desk = _desk(config)
+    desk = key_desk(config)
     with desk.transaction() as connection:
-        info = _done(store.revoke(connection, desk.office, key_id, _now()))
+        info = _done(store.revoke(connection, desk.office, key_id, utc_now()))
     _tell(info, as_json=as_json)
 
 
@@ -183,13 +178,13 @@ def leaked(
     """
     if len(where) > _WHERE or (where and not where.isprintable()) or leaks.find(where.encode()):
         fail(Exit.USAGE, f"--where must be at most {_WHERE} printable characters, and hold no key")
-    desk = _desk(config)
+    desk = key_desk(config)
     text = sys.stdin.buffer.read(leaks.MAX_TEXT + 1)
     if len(text) > leaks.MAX_TEXT:
         fail(Exit.USAGE, f"stdin: more than {leaks.MAX_TEXT} bytes; give it in pieces")
     found = leaks.find(text)
     with desk.transaction() as connection:
-        results = [leaks.report(connection, desk.office, key, where, _now()) for key in found]
+        results = [leaks.report(connection, desk.office, key, where, utc_now()) for key in found]
     for leak in results:
         known = {} if leak.info is None else {"tenant": leak.info.tenant, "name": leak.info.name}
         if as_json:
@@ -209,162 +204,14 @@ def expire(
     as_json: JsonOption = False,
 ) -> None:
     """Let a key end, now or at a time; calls under way are let finish (`revoke` ends them)."""
-    at = _now()
-    desk = _desk(config)
+    at = utc_now()
+    desk = key_desk(config)
     with desk.transaction() as connection:
         info = _done(store.expire(connection, desk.office, key_id, moment("--when", when, at), at))
     _tell(info, as_json=as_json)
 
 
-# --- the desk -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Desk:
-    """The database with what a life-cycle step needs."""
-
-    settings: Settings
-    office: Office
-
-    @contextmanager
-    def transaction(self) -> Iterator[sa.Connection]:
-        """One transaction; whatever the database fails at ends the command with its exit code."""
-        engine = audit_store.connect(self.settings.audit.database.dsn, application="warden-keys-cli", pool=1)
-        try:
-            with audit_store.transaction(engine, statement_ms=_STATEMENT_MS) as connection:
-                yield connection
-        except sa.exc.ProgrammingError as fault:
-            fail(Exit.DEPENDENCY, f"the database is not prepared ({_state(fault)}); run: warden db upgrade")
-        except (sa.exc.OperationalError, sa.exc.TimeoutError) as fault:
-            fail(Exit.DEPENDENCY, f"the database does not answer ({_state(fault)}); nothing was changed")
-        finally:
-            engine.dispose()
-
-
-def _desk(config: Path) -> _Desk:
-    settings = load_settings(config)
-    section = settings.identity.keys
-    if section is None:
-        fail(Exit.USAGE, f"{config}: identity.keys is not configured")
-    return _desk_of(settings, _pepper(section), section.environment)
-
-
-def token_desk(config: Path) -> _Desk:
-    """For steps in the life of tokens, which need no pepper."""
-    return _desk_of(load_settings(config), Secret(b""), "")
-
-
-def _desk_of(settings: Settings, pepper: Secret, environment: str) -> _Desk:
-    office = Office(
-        pepper=pepper,
-        environment=environment,
-        randomness=secrets.token_bytes,
-        record=record_key_event,
-        actor=f"cli:{operator()}",
-    )
-    return _Desk(settings, office)
-
-
-def _pepper(section: KeysSection) -> Secret:
-    pepper = load_pepper(section.pepper_file)
-    if isinstance(pepper, str):
-        fail(Exit.USAGE, pepper)
-    return pepper
-
-
-def _state(fault: sa.exc.SQLAlchemyError) -> str:
-    """The driver's class and SQLSTATE; its message might quote the connection string."""
-    cause = getattr(fault, "orig", None) or fault
-    return " ".join(filter(None, [type(cause).__name__, getattr(cause, "sqlstate", None)]))
-
-
-def load_settings(config: Path) -> Settings:
-    """The configuration, or exit 2 with everything that is wrong with it."""
-    need(config)
-    try:
-        return settings_module.load(config)
-    except SettingsError as fault:
-        fail(Exit.USAGE, str(fault))
-
-
-def operator() -> str:
-    """Who runs this command, as the machine knows them."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
-
-
-def record_key_event(connection: sa.Connection, event: KeyEvent) -> None:
-    """The step's audit event, in the step's transaction."""
-    event_id = uuid7(time.time_ns(), secrets.token_bytes(10))
-    audit_store.record_event(
-        connection, rows.officer_row(event_id, event.at, event.kind, event.actor, "", dict(event.detail))
-    )
-
-
-# --- words --------------------------------------------------------------------------------------------------------
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _duration(option: str, value: str) -> timedelta:
-    try:
-        seconds = parse_duration(value)
-    except ValueError as fault:
-        fail(Exit.USAGE, f"{option}: {fault}")
-    if seconds > _LONGEST_S:
-        fail(Exit.USAGE, f"{option}: {value} is more than 100 years")
-    return timedelta(seconds=seconds)
-
-
-def moment(option: str, value: str, at: datetime) -> datetime:
-    """A time with its offset, or a duration after ``at``."""
-    if "T" not in value:
-        return at + _duration(option, value)
-    try:
-        found = datetime.fromisoformat(value)
-    except ValueError:
-        fail(
-            Exit.USAGE, f"{option}: {value!r} is neither a time such as 2027-01-01T00:00:00Z nor a duration such as 2h"
-        )
-    if found.tzinfo is None:
-        fail(Exit.USAGE, f"{option}: {value}: which time zone? End it with Z, or with an offset such as +01:00")
-    return found.astimezone(UTC)
-
-
-def _methods(value: str) -> tuple[str, ...]:
-    names = _names("--methods", value)
-    known = {method.name for method in METHODS.values()}
-    strange = [name for name in names if name not in known]
-    if strange:
-        fail(Exit.USAGE, f"--methods: no method {strange[0]}; there are {', '.join(sorted(known))}")
-    return names
-
-
-def _networks(value: str) -> tuple[str, ...]:
-    try:
-        return tuple(str(ip_network(name)) for name in _names("--cidr", value))
-    except ValueError as fault:
-        fail(Exit.USAGE, f"--cidr: {fault}")
-
-
-def _names(option: str, value: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in value.split(","))
-    if not all(name and name.isprintable() for name in names):
-        fail(Exit.USAGE, f"{option} must be names between commas")
-    return names
-
-
-def known_roles(value: str) -> tuple[str, ...]:
-    """Roles of the method table; any other name is a slip, and lets its holder call nothing."""
-    names = _names("--roles", value)
-    unknown = [name for name in names if name not in ROLES]
-    if unknown:
-        fail(Exit.USAGE, f"--roles: no role {', '.join(map(repr, unknown))}; there are {', '.join(ROLES)}")
-    return names
+# --- what is said -------------------------------------------------------------------------------------------------
 
 
 def _done(result: _T | Refusal) -> _T:
@@ -375,7 +222,7 @@ def _done(result: _T | Refusal) -> _T:
 
 
 def _iso(at: datetime | None) -> str | None:
-    return None if at is None else at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return None if at is None else at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _shape(info: KeyInfo, at: datetime) -> dict[str, Any]:
@@ -402,7 +249,7 @@ def _shape(info: KeyInfo, at: datetime) -> dict[str, Any]:
 
 
 def _tell(info: KeyInfo, *, as_json: bool) -> None:
-    shape = _shape(info, _now())
+    shape = _shape(info, utc_now())
     if as_json:
         emit(shape)
         return

@@ -9,7 +9,7 @@ import threading
 from audit.seal import KeyFault, load_root_key
 from audit.store import WrongJurisdictionError
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail
-from sidecar.cli.keys import load_settings
+from sidecar.cli.desk import load_settings
 from sidecar.runtime import dumps
 from sidecar.runtime.shipper import PARENT_VARIABLE
 from sidecar.runtime.shipping import AlreadyShippingError, bind_to_parent, load_sealer

@@ -14,8 +14,9 @@ from typing import Annotated
 import typer
 
 from policies.units import parse_duration
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, emit, fail
-from sidecar.cli.keys import ROLES_HELP, known_roles, load_settings, moment, operator, token_desk
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, emit, fail, here, program
+from sidecar.cli.desk import load_settings, operator, token_desk
+from sidecar.cli.words import ROLES_HELP, known_roles, moment
 from sidecar.identity import mint as minting
 from sidecar.identity import store
 from sidecar.identity.files import load_signing_key
@@ -65,7 +66,7 @@ def init(
     jwks: Annotated[Path | None, typer.Option(help="Where to write the public JWK set.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
-    """Make the configured signing key where there is none (Ed25519, for its owner only), and write its JWK set."""
+    """Make the configured signing key where there is none (Ed25519, for its owner only), and publish its JWK."""
     signing = _signing(load_settings(config), config)
     try:
         minting.write_private(signing.key_file, minting.generate_key())
@@ -74,12 +75,13 @@ def init(
         sys.stderr.write(f"Kept {signing.key_file}.\n")
     except OSError as fault:
         fail(Exit.USAGE, f"{signing.key_file}: {fault.strerror}")
-    public = minting.public_jwks(_key(signing))
+    key = _key(signing)
     if jwks is None:
-        sys.stdout.write(public.decode())
+        sys.stdout.write(minting.public_jwks(key).decode())
         return
     try:
-        minting.write_public(jwks, public)
+        # A set that is there stays: older keys in it still verify what they signed.
+        minting.write_public(jwks, minting.with_key(_published(jwks) if jwks.exists() else [], key))
     except OSError as fault:
         fail(Exit.USAGE, f"{jwks}: {fault.strerror}")
 
@@ -112,7 +114,10 @@ def rotate(
         following.replace(signing.key_file)
     except OSError as fault:
         fail(Exit.USAGE, f"{fault.filename}: {fault.strerror}")
-    sys.stderr.write(f"Signing with {new.kid}. When its last token has expired: warden token retire {old.kid}\n")
+    sys.stderr.write(
+        f"Signing with {new.kid}. When the last token of {old.kid} has expired:\n"
+        f"{program()} token retire {old.kid} --jwks {here(jwks)} --config {here(config)}\n"
+    )
 
 
 @app.command()

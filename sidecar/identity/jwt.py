@@ -35,7 +35,8 @@ _TYPES: Final = frozenset({"", "jwt", "at+jwt"})
 class Issuer:
     """A JWT issuer and what it may assert. Times in seconds; ``tenants`` are globs; claims are dotted paths.
 
-    ``role_map``: the issuer's names → our roles; where it is not empty, names that it does not hold count for nothing.
+    ``role_map``: the issuer's names → our roles; where it is not empty, names that it does not hold count for nothing,
+    and so does a token that names none: an identity provider leaves the claim out for those who were given no role.
     """
 
     issuer: str
@@ -192,6 +193,8 @@ def _check_times(issuer: Issuer, claims: Mapping[str, Any], at: float) -> None:
         raise _Refused(Reason.TOKEN_EXPIRED)
     if issued > at + issuer.leeway or begins > at + issuer.leeway:
         raise _Refused(Reason.TOKEN_NOT_YET_VALID)
+    if expires <= issued:  # else the leeway alone would make it live
+        _malformed("it expires before it was issued")
     if expires - issued > issuer.max_lifetime:
         raise _Refused(Reason.TOKEN_ISSUER, f"it lives longer than {issuer.max_lifetime:g} s")
 
@@ -225,15 +228,18 @@ def _principal(issuer: Issuer, claims: Mapping[str, Any]) -> Principal:
 
 
 def _roles(issuer: Issuer, claims: Mapping[str, Any]) -> frozenset[str]:
-    """The asserted roles (a list, or texts between spaces), all the issuer's to give; ``tenant`` where none are."""
+    """The asserted roles (a list, or texts between spaces), all the issuer's to give.
+
+    Where none are, ``tenant``; nothing where the issuer's roles are mapped.
+    """
     given = _at(claims, issuer.roles_claim)
     if given is None:
-        given = ["tenant"]
+        given = [] if issuer.role_map else ["tenant"]
     roles = given.split(" ") if isinstance(given, str) else given
     if not isinstance(roles, list) or len(roles) > MAX_ROLES or not all(isinstance(role, str) for role in roles):
         _malformed(f"its {issuer.roles_claim} is not a list of at most {MAX_ROLES} texts")
     asserted = frozenset(roles)
-    if issuer.role_map and _at(claims, issuer.roles_claim) is not None:
+    if issuer.role_map:
         asserted = frozenset(issuer.role_map[role] for role in asserted if role in issuer.role_map)
     if not asserted <= frozenset(issuer.roles):
         foreign = sorted(asserted - frozenset(issuer.roles))

@@ -12,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     Column,
+    ColumnElement,
     Connection,
     DateTime,
     Identity,
@@ -21,8 +22,10 @@ from sqlalchemy import (
     Row,
     Table,
     Text,
+    case,
     cast,
     delete,
+    func,
     insert,
     select,
     text,
@@ -173,7 +176,18 @@ class NewKey:
 
 
 _SECRET: Final = frozenset({"secret_mac", "rotated_mac", "changed"})
-_COLUMNS: Final = [column for column in API_KEYS.c if column.name not in _SECRET]
+# Postgres has times that Python has not, infinity among them: told as the calendar's ends, one such row hides no other.
+_EARLIEST, _LATEST = datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC)
+
+
+def _readable(column: Column[Any]) -> ColumnElement[Any]:
+    if not isinstance(column.type, DateTime):
+        return column
+    within = func.least(func.greatest(column, _EARLIEST), _LATEST)
+    return case((column.is_(None), None), else_=within).label(column.name)
+
+
+_COLUMNS: Final = [_readable(column) for column in API_KEYS.c if column.name not in _SECRET]
 
 
 def issue(connection: Connection, office: Office, new: NewKey, at: datetime) -> Issued | Refusal:

@@ -152,7 +152,7 @@ class IssuerSection(_Section):
     data_class_claim: str | None = None  # a text, or a list of at most 8
     tenants: tuple[str, ...] = Field(min_length=1)  # globs
     roles: tuple[str, ...] = ("tenant",)
-    role_map: dict[str, str] = {}  # the issuer's names for roles → ours; others count for nothing then
+    role_map: dict[str, str] = {}  # the issuer's names → ours; others count for nothing then, and so does none
     type: str | None = None  # the header's typ, where it must be one
     leeway: Annotated[float, BeforeValidator(parse_duration), Field(ge=0, le=60)] = 30.0
     max_lifetime: Duration = 3600.0

@@ -27,7 +27,7 @@ from audit.opening import Opener
 from audit.search import Asker, Filter
 from audit.search import search as search_records
 from sidecar.cli.demo.stack import AUDIENCE, ENVIRONMENT, ISSUER, JURISDICTION, Options, Parts, Stack
-from sidecar.cli.keys import record_key_event
+from sidecar.cli.desk import record_key_event
 from sidecar.core.model import Secret
 from sidecar.identity import mint, store
 from sidecar.identity.keys import read_pepper

@@ -28,7 +28,7 @@ from sidecar.cli.demo.ports import LOOPBACK, free_ports, pick
 from sidecar.cli.demo.postgres import RunningPostgres, start_postgres
 from sidecar.cli.demo.process import Progress, StartError, end, quiet, spawn, wait_ready
 from sidecar.cli.demo.triton import RESTRICTED_KEY, Addresses, RunningTriton, start_triton
-from sidecar.cli.keys import record_key_event
+from sidecar.cli.desk import record_key_event
 from sidecar.core.model import Secret
 from sidecar.identity import mint, store
 from sidecar.identity.keys import read_pepper

@@ -347,3 +347,48 @@ def test_a_rotation_that_was_interrupted_goes_on_with_the_key_it_had_made(tmp_pa
     assert (tmp_path / "signing.pem").read_bytes() == made
     (tmp_path / "jwks.json").write_text("{}")
     assert run(token_command.app, config, "rotate", *jwks, "--wait", "0s").exit_code == 2
+
+
+def test_making_keys_again_leaves_the_published_set_whole(tmp_path: Path) -> None:
+    """Init is repeated by whoever automates: the old key of a rotation must verify what it signed all the same."""
+    config = configure(tmp_path, "postgresql://nobody@127.0.0.1:1/none")
+    jwks = ["--jwks", str(tmp_path / "jwks.json")]
+    assert run(token_command.app, config, "init", *jwks).exit_code == 0
+    token = answer(token_command.app, config, "mint", "--tenant", "acme", "--subject", "a")["token"]
+    assert run(token_command.app, config, "rotate", *jwks, "--wait", "0s").exit_code == 0
+    assert run(token_command.app, config, "init", *jwks).exit_code == 0
+    assert verifies(tmp_path, token)
+    (tmp_path / "jwks.json").write_text("{}")
+    spoilt = run(token_command.app, config, "init", *jwks)
+    assert spoilt.exit_code == 2
+    assert "not a JWK set of ours" in spoilt.stderr
+
+
+def test_a_list_shows_every_id_whole_and_names_as_they_are(config: Path, dsn: str) -> None:
+    """Ids are what the other commands take, also from a narrow terminal; brackets in a name are no markup."""
+    name = "[/red] :cat: [bold]of a name that is longer than any narrow column may be"
+    made = answer(keys_command.app, config, "issue", "--tenant", "acme", "--name", name, "--models", "chat,embed-*")
+    listed = run(keys_command.app, config, "list")
+    assert listed.exit_code == 0, listed.output
+    assert made["id"] in listed.stdout
+    assert name in listed.stdout
+
+
+@pytest.mark.parametrize("time", ["infinity", "-infinity", "200000-01-01", "4000-01-01 BC"])
+def test_a_time_that_python_does_not_have_hides_no_key(config: Path, dsn: str, time: str) -> None:
+    made = answer(keys_command.app, config, "issue", "--tenant", "acme", "--name", "ci")
+    query(dsn, "UPDATE warden.api_keys SET expires_at = %s, last_used_at = %s, created_at = %s", time, time, time)
+    early = time in {"-infinity", "4000-01-01 BC"}
+    shown = answer(keys_command.app, config, "show", made["id"])
+    assert shown["state"] == ("expired" if early else "active")
+    assert shown["expires_at"].endswith("0001-01-03T00:00:00Z" if early else "9999-12-29T00:00:00Z")
+    assert run(keys_command.app, config, "list").exit_code == 0
+    assert answer(keys_command.app, config, "revoke", made["id"])["state"] == "revoked"
+
+
+@pytest.mark.parametrize("when", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00", "2027-13-01T00:00:00Z"])
+def test_a_time_off_the_calendar_is_exit_2(config: Path, when: str) -> None:
+    made = answer(keys_command.app, config, "issue", "--tenant", "acme", "--name", "ci")
+    result = run(keys_command.app, config, "expire", made["id"], "--when", when)
+    assert result.exit_code == 2
+    assert "is neither a time" in result.stderr

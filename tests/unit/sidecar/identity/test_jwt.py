@@ -94,12 +94,23 @@ def test_roles_are_mapped_and_others_count_for_nothing() -> None:
         (["Model.Use", "offline_access"], {"tenant"}),
         ("Model.Run Model.Use", {"tenant", "operator"}),
         (["tenant"], set()),  # our own name is not the issuer's
-        (None, {"tenant"}),
+        (None, set()),  # an identity provider leaves the claim out for those who were given no role
+        ([], set()),
     ):
         found = verifier(**mapped).identify(good(roles=given), NOW)
         assert isinstance(found, Principal)
         assert found.roles == roles
     assert reason(good(roles=["x"]), role_map={"x": "operator"}) is Reason.TOKEN_ISSUER  # not its role to give
+    unmapped = verifier().identify(good(), NOW)
+    assert isinstance(unmapped, Principal)
+    assert unmapped.roles == {"tenant"}
+
+
+@pytest.mark.parametrize("lives", [0, -1, -40])
+def test_a_token_does_not_live_by_the_leeway_alone(lives: int) -> None:
+    issued = int(NOW) + 20
+    assert reason(good(iat=issued, exp=issued + lives)) is Reason.TOKEN_MALFORMED
+    assert reason(good(iat=issued, exp=issued + 1)) is None
 
 
 @pytest.mark.parametrize(

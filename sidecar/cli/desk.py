@@ -1,0 +1,111 @@
+"""Where commands that change keys and tokens get their database, their pepper and the name of who asks."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import sqlalchemy as sa
+
+from audit import rows
+from audit import store as audit_store
+from sidecar.cli.common import Exit, fail, need
+from sidecar.core.model import Secret
+from sidecar.identity.files import load_pepper
+from sidecar.identity.store import KeyEvent, Office
+from sidecar.runtime import settings as settings_module
+from sidecar.runtime.ids import uuid7
+from sidecar.runtime.settings import KeysSection, Settings, SettingsError
+
+_STATEMENT_MS: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """The database with what a life-cycle step needs."""
+
+    settings: Settings
+    office: Office
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """One transaction; whatever the database fails at ends the command with its exit code."""
+        engine = audit_store.connect(self.settings.audit.database.dsn, application="warden-keys-cli", pool=1)
+        try:
+            with audit_store.transaction(engine, statement_ms=_STATEMENT_MS) as connection:
+                yield connection
+        except sa.exc.ProgrammingError as fault:
+            fail(Exit.DEPENDENCY, f"the database is not prepared ({_state(fault)}); run: warden db upgrade")
+        except (sa.exc.OperationalError, sa.exc.TimeoutError) as fault:
+            fail(Exit.DEPENDENCY, f"the database does not answer ({_state(fault)}); nothing was changed")
+        finally:
+            engine.dispose()
+
+
+def key_desk(config: Path) -> Desk:
+    """For steps in the life of API keys."""
+    settings = load_settings(config)
+    section = settings.identity.keys
+    if section is None:
+        fail(Exit.USAGE, f"{config}: identity.keys is not configured")
+    return _desk_of(settings, _pepper(section), section.environment)
+
+
+def token_desk(config: Path) -> Desk:
+    """For steps in the life of tokens, which need no pepper."""
+    return _desk_of(load_settings(config), Secret(b""), "")
+
+
+def _desk_of(settings: Settings, pepper: Secret, environment: str) -> Desk:
+    office = Office(
+        pepper=pepper,
+        environment=environment,
+        randomness=secrets.token_bytes,
+        record=record_key_event,
+        actor=f"cli:{operator()}",
+    )
+    return Desk(settings, office)
+
+
+def _pepper(section: KeysSection) -> Secret:
+    pepper = load_pepper(section.pepper_file)
+    if isinstance(pepper, str):
+        fail(Exit.USAGE, pepper)
+    return pepper
+
+
+def _state(fault: sa.exc.SQLAlchemyError) -> str:
+    """The driver's class and SQLSTATE; its message might quote the connection string."""
+    cause = getattr(fault, "orig", None) or fault
+    return " ".join(filter(None, [type(cause).__name__, getattr(cause, "sqlstate", None)]))
+
+
+def load_settings(config: Path) -> Settings:
+    """The configuration, or exit 2 with everything that is wrong with it."""
+    need(config)
+    try:
+        return settings_module.load(config)
+    except SettingsError as fault:
+        fail(Exit.USAGE, str(fault))
+
+
+def operator() -> str:
+    """Who runs this command, as the machine knows them."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def record_key_event(connection: sa.Connection, event: KeyEvent) -> None:
+    """The step's audit event, in the step's transaction."""
+    event_id = uuid7(time.time_ns(), secrets.token_bytes(10))
+    audit_store.record_event(
+        connection, rows.officer_row(event_id, event.at, event.kind, event.actor, "", dict(event.detail))
+    )
