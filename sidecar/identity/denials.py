@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,10 +14,13 @@ _UNKNOWN: Final = "the list of revoked tokens cannot be had"
 
 @dataclass(frozen=True, slots=True)
 class DenyList:
-    """All revocations as one transaction saw them. Never changed; replaced whole. Times in seconds since the epoch."""
+    """All revocations as one transaction saw them. Never changed; replaced whole. Times in seconds since the epoch.
 
-    tokens: AbstractSet[tuple[str, str]] = frozenset()  # issuer and jti
-    tenants: Mapping[str, float] = field(default_factory=dict)  # tenant → tokens issued before this are denied
+    Each is with the time from which no living token can meet it any more.
+    """
+
+    tokens: Mapping[tuple[str, str], float] = field(default_factory=dict)  # issuer and jti → until
+    tenants: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # → issued before this are denied; until
 
     def __len__(self) -> int:
         return len(self.tokens) + len(self.tenants)
@@ -72,7 +74,7 @@ class DenyBook:
             return Denial(Reason.KEYS_UNAVAILABLE, _UNKNOWN, retry_after=1.0, rule="token", internal=why)
         if (issuer, token_id) in denied.tokens:
             return Denial(Reason.TOKEN_REVOKED, rule="token", internal=f"jti {token_id!r} of {issuer}")
-        before = denied.tenants.get(tenant)
-        if before is not None and issued_at < before:
-            return Denial(Reason.TOKEN_REVOKED, rule="token", internal=f"tenant {tenant}, issued before {before:.0f}")
+        ended = denied.tenants.get(tenant)
+        if ended is not None and issued_at < ended[0]:
+            return Denial(Reason.TOKEN_REVOKED, rule="token", internal=f"tenant {tenant}, issued before {ended[0]:.0f}")
         return None

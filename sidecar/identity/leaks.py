@@ -53,7 +53,8 @@ def report(connection: Connection, office: Office, key: ApiKey, where: str, at: 
     which = store.proves(connection, office, key)
     if info is None or which is None or info.environment != key.environment:
         return Leak(key.id, "unknown")
-    if info.state(at) in {"revoked", "expired"}:
+    over = which == "old" and (info.rotated_until is None or info.rotated_until <= at)
+    if over or info.state(at) in {"revoked", "expired"}:
         return Leak(key.id, "already", info)
     done = (store.revoke if which == "current" else store.end_grace)(connection, office, key.id, at, leaked=where)
     assert isinstance(done, KeyInfo)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from sidecar.identity.keys import KeyRow, Randomness
 from sidecar.identity.keytable import KeyTable
 
 MAX_BYTES: Final = 256 * 2**20  # of a snapshot: about a million keys
-_MAGIC: Final = b"WDNID1\0\0"
+_MAGIC: Final = b"WDNID2\0\0"
 _SALT: Final = 16  # bytes; a key of its own for every file, so that counting nonces never repeat under one key
 _PIECE: Final = 250  # keys sealed at a time, about 0.3 ms
 # Its group may do what it likes: Kubernetes gives every file of a volume to the pod's fsGroup, 0660. It is sealed, too.
@@ -40,16 +40,18 @@ class Stamp(msgspec.Struct, frozen=True):
 class _Head(msgspec.Struct, frozen=True):
     confirmed_at: float
     ahead: float
-    tokens: tuple[tuple[str, str], ...]
-    tenants: dict[str, float]
+    tokens: dict[str, dict[str, float]]  # by issuer and jti
+    tenants: dict[str, tuple[float, float]]
+    gone: tuple[KeyRow, ...]
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What was on disk."""
+    """What is on disk. ``gone``: keys that the database has no more, of which something had ended."""
 
     rows: KeyTable
     denied: DenyList
     age: Age
+    gone: tuple[KeyRow, ...] = ()
 
 
 class SnapshotFile:
@@ -67,14 +69,20 @@ class SnapshotFile:
         self._randomness = randomness
         self._name: bytes | None = None  # of the snapshot on disk, once it is ours
 
-    def save(self, rows: Mapping[str, KeyRow], denied: DenyList, age: Age, pause: Callable[[], object]) -> None:
+    def save(self, kept: Kept, pause: Callable[[], object]) -> None:
         """Write the snapshot whole; a reader finds the old one or the new. ``pause`` is called between pieces."""
         salt = self._randomness(_SALT)
-        head = _Head(age.confirmed_at, age.ahead, tuple(denied.tokens), dict(denied.tenants))
+        tokens: dict[str, dict[str, float]] = {}
+        for number, ((issuer, token_id), until) in enumerate(kept.denied.tokens.items()):
+            tokens.setdefault(issuer, {})[token_id] = until
+            if not number % _PIECE:
+                pause()
+        age = kept.age
+        head = _Head(age.confirmed_at, age.ahead, tokens, dict(kept.denied.tenants), kept.gone)
 
         def pieces() -> Iterator[bytes]:
             yield msgspec.msgpack.encode(head)
-            left = iter(rows.values())
+            left = iter(kept.rows.values())
             while piece := list(islice(left, _PIECE)):
                 pause()
                 yield msgspec.msgpack.encode(piece)
@@ -105,7 +113,8 @@ class SnapshotFile:
             said = msgspec.msgpack.decode(stamp[1][0], type=Stamp)
             if said.of == name and said.confirmed_at > age.confirmed_at:
                 age = Age(said.confirmed_at, said.ahead)
-        return Kept(rows, DenyList(frozenset(head.tokens), head.tenants), age)
+        tokens = {(issuer, token_id): until for issuer, own in head.tokens.items() for token_id, until in own.items()}
+        return Kept(rows, DenyList(tokens, head.tenants), age, head.gone)
 
     # --- sealing ---------------------------------------------------------------------------------------------------
 

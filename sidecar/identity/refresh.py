@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
@@ -23,6 +23,7 @@ STATEMENT_TIMEOUT_MS: Final = 10_000
 BACKOFF: Final = (0.1, 5.0)  # seconds: first and longest wait before connecting again
 MAX_LOAD: Final = 0.05  # of the time may be spent asking whether anything changed, but
 SLOWEST: Final = 2.0  # seconds between two askings for that reason at most: the ring must not take it for an outage
+ALL_EVERY: Final = 900.0  # seconds: then every key is read, so that nothing stays missed (rows written by replication)
 SAVE_EVERY: Final = 5.0  # seconds: how far what is kept for an outage may be behind
 USED_EVERY: Final = 60.0  # seconds between two batches of last uses, which are told to the minute
 USED_BATCH: Final = 1000  # keys in one statement
@@ -50,6 +51,7 @@ class RefreshStatus:
     loads: int = 0
     fault: str = ""
     denied: int = 0
+    forgotten: int = 0  # what has ended here and, by the database's word, has not: it was restored from before
 
 
 class KeyRefresher:
@@ -87,6 +89,9 @@ class KeyRefresher:
         self._stopping = threading.Event()
         self._status = RefreshStatus(fault="not loaded yet")
         self._seen: load.Look | None = None  # None: whatever was missed is found by loading all
+        self._all_at = 0.0  # when every key is read again
+        self._gone: Mapping[str, KeyRow] = {}  # keys that are no more, and how they had ended
+        self._forgotten = (0, 0)  # keys, denials
         self._age = Age(0.0)
         self._keeper = _Keeper(file, self._pause)
         self._used: dict[str, float] = {}
@@ -105,6 +110,7 @@ class KeyRefresher:
             self._ring.install(KeySnapshot(kept.rows, kept.age), away=True)
         if self._book is not None:
             self._book.install(kept.denied, kept.age)
+        self._gone = {row.id: row for row in kept.gone}
         self._status = RefreshStatus(len(kept.rows), 0, "restored from disk", len(kept.denied))
         return None
 
@@ -189,7 +195,7 @@ class KeyRefresher:
         self._seen, self._age = seen, seen.age
         anew = rows is not None or denied is not None
         loads = self._status.loads + (rows is not None)
-        self._status = RefreshStatus(seen.keys, loads, denied=seen.denied[0])
+        self._status = RefreshStatus(seen.keys, loads, denied=seen.denied[0], forgotten=sum(self._forgotten))
         if anew:
             self._pause()
             self._changed()
@@ -199,20 +205,39 @@ class KeyRefresher:
     def _keys(self, connection: psycopg.Connection[TupleRow], seen: load.Look, ring: KeyRing) -> KeyTable | None:
         """Every key where one changed; None where none did. Only what changed is read, where that can be told."""
         have = self._held()
-        # An xmin that went back: another database answers now, such as one that was restored.
-        if ring.state.snapshot is not None and self._seen is not None and self._seen.xmin <= seen.xmin:
-            changed = load.changed_keys(connection, self._seen.xmin, have, self._pause)
+        if ring.state.snapshot is not None and self._same_place(seen) and self._monotonic() < self._all_at:
+            assert self._seen is not None
+            now = seen.age.confirmed_at
+            changed, revived = load.changed_keys(connection, self._seen.xmin, have, self._gone, now, self._pause)
             if not changed and len(have) == seen.keys:
                 return None
             rows = have.updated(changed, self._pause)
             if len(rows) == seen.keys:  # else some were deleted
+                self._note_forgotten(self._forgotten[0] + revived, self._forgotten[1])
                 return rows
-        return load.every_key(connection, have, self._pause)
+        every = load.every_key(connection, have, self._gone, seen.age.confirmed_at, self._pause)
+        self._all_at = self._monotonic() + ALL_EVERY
+        self._gone = every.gone
+        self._note_forgotten(every.revived, self._forgotten[1])
+        return every.rows
+
+    def _same_place(self, seen: load.Look) -> bool:
+        """Whether what was seen last was the same table; an xmin that went back says no, too."""
+        return self._seen is not None and self._seen.place == seen.place and self._seen.xmin <= seen.xmin
 
     def _denials(self, connection: psycopg.Connection[TupleRow], seen: load.Look) -> DenyList | None:
         if self._seen is not None and self._seen.denied == seen.denied:
             return None
-        return load.deny_list(connection, self._pause)
+        have = (self._book.current if self._book is not None else None) or DenyList()
+        denied, lost = load.deny_list(connection, have, seen.age.confirmed_at, self._pause)
+        self._note_forgotten(self._forgotten[0], lost)
+        return denied
+
+    def _note_forgotten(self, keys: int, denials: int) -> None:
+        """Say so once: a database that was restored wants its revocations again, for pods that never saw them."""
+        if (keys, denials) != self._forgotten and keys + denials:
+            _LOG.warning("keys.database_went_back", extra={"warden": {"count": keys + denials}})
+        self._forgotten = (keys, denials)
 
     def _held(self) -> KeyTable:
         snapshot = None if self._ring is None else self._ring.state.snapshot
@@ -220,7 +245,8 @@ class KeyRefresher:
 
     def _keep(self, *, anew: bool) -> None:
         denied = (self._book.current if self._book is not None else None) or DenyList()
-        self._keeper.keep(self._held(), denied, self._age, self._monotonic(), anew=anew)
+        kept = Kept(self._held(), denied, self._age, tuple(self._gone.values()))
+        self._keeper.keep(kept, self._monotonic(), anew=anew)
 
     def _await_change(self, connection: psycopg.Connection[TupleRow], seconds: float) -> None:
         deadline = self._monotonic() + seconds
@@ -235,7 +261,7 @@ class KeyRefresher:
         # The class and SQLSTATE only: a driver's message may quote the connection string.
         state = fault.sqlstate if isinstance(fault, psycopg.Error) else None
         said = type(fault).__name__ + (f" {state}" if state else "")
-        self._status = RefreshStatus(self._status.keys, self._status.loads, said, self._status.denied)
+        self._status = replace(self._status, fault=said)
 
     # --- last uses -------------------------------------------------------------------------------------------------
 
@@ -270,7 +296,7 @@ class _Keeper:
     def load(self) -> Kept | str | None:
         return None if self._file is None else self._file.load()
 
-    def keep(self, rows: Mapping[str, KeyRow], denied: DenyList, age: Age, monotonic: float, *, anew: bool) -> None:
+    def keep(self, kept: Kept, monotonic: float, *, anew: bool) -> None:
         """A disk that fails is no reason to stop: then there is nothing to start from while the database is away."""
         self._stale = self._stale or anew
         if self._file is None or monotonic < self._next:
@@ -278,9 +304,9 @@ class _Keeper:
         self._next = monotonic + SAVE_EVERY
         try:
             if self._stale:
-                self._file.save(rows, denied, age, self._pause)
+                self._file.save(kept, self._pause)
                 self._stale = False
             else:
-                self._file.confirm(age)
+                self._file.confirm(kept.age)
         except OSError:
             self._stale = True

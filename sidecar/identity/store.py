@@ -255,9 +255,10 @@ def end_grace(
     info = _locked(connection, key_id)
     if info is None:
         return Refusal(f"no key {key_id}")
-    if info.rotated_until is None:
+    if info.rotated_until is None or info.rotated_until <= at:
         return info
-    row = _changed(connection, office, key_id, "key.rotated", at, {"rotated_mac": None, "rotated_until": None})
+    # Its MAC stays: by it a restored database's word that this secret still works is not believed.
+    row = _changed(connection, office, key_id, "key.rotated", at, {"rotated_until": at})
     _record(connection, office, "key.rotated", at, info, old_secret_until=_iso(at), leaked=leaked)
     return _info(row)
 

@@ -237,6 +237,11 @@ class Sidecar:
         if rooms.ring is not None:
             checks["keys"] = Check(ok=True, detail=_known(f"{status.keys} keys", status.fault))
         checks["revocations"] = Check(ok=True, detail=_known(f"{status.denied} entries", status.fault))
+        if status.forgotten:
+            detail = (
+                f"{status.forgotten} ends of keys and tokens that the database has no more are kept: revoke them again"
+            )
+            checks["restored database"] = Check(ok=True, detail=detail)
         for section, source in zip(self.settings.identity.issuers, rooms.jwks, strict=True):
             checks[f"jwks {section.issuer}"] = Check(ok=True, detail=source.condition.fault or "current")
         return checks

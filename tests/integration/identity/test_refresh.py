@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from audit import store as audit_store
 from sidecar.core.model import Denial, Principal, Secret
 from sidecar.core.reasons import Reason
-from sidecar.identity import keys, load, store
+from sidecar.identity import keys, load, refresh, store
 from sidecar.identity.denials import Age, DenyBook
 from sidecar.identity.keys import KeyRing
 from sidecar.identity.persist import SnapshotFile
@@ -211,6 +211,106 @@ def test_a_deleted_key_is_gone_and_a_restored_database_is_read_anew(dsn: str) ->
         query(dsn, "TRUNCATE warden.api_keys")
         wait_until(lambda: refresher.status.keys == 0)
         assert outcome(ring, kept.key.reveal()) == Reason.KEY_UNKNOWN
+
+
+# --- a database that went back --------------------------------------------------------------------------------------
+
+COPIED = ("DROP TABLE IF EXISTS backup_{0}", "CREATE TABLE backup_{0} AS TABLE warden.{0}")
+RESTORED = ("TRUNCATE warden.{0}", "INSERT INTO warden.{0} OVERRIDING SYSTEM VALUE TABLE backup_{0}")
+TABLES = ("api_keys", "token_denials")
+
+
+def each_table(dsn: str, statements: tuple[str, ...]) -> None:
+    for table in TABLES:
+        for statement in statements:
+            query(dsn, statement.format(table))
+
+
+@pytest.mark.parametrize("seen_empty", [True, False])
+@pytest.mark.parametrize("restarted", [True, False])
+def test_what_has_ended_does_not_come_back_with_a_restored_database(
+    dsn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, seen_empty: bool, restarted: bool
+) -> None:
+    """Restored from a copy before they ended: a revoked key, an expired one, an old secret, revoked tokens."""
+    revoked, expired, leaked, good = issue(dsn), issue(dsn), issue(dsn), issue(dsn)
+    rotated = issue(dsn)
+    each_table(dsn, COPIED)
+    now, later = datetime.now(UTC), time.time() + 3600
+    step(dsn, lambda c: store.revoke(c, OFFICE, revoked.info.id, now))
+    step(dsn, lambda c: store.expire(c, OFFICE, expired.info.id, now, now))
+    new = step(dsn, lambda c: store.rotate(c, OFFICE, rotated.info.id, timedelta(0), now))
+    other = step(dsn, lambda c: store.rotate(c, OFFICE, leaked.info.id, timedelta(hours=1), now))
+    assert isinstance(new, Issued)
+    assert isinstance(other, Issued)
+    step(dsn, lambda c: store.end_grace(c, OFFICE, leaked.info.id, now))
+    step(dsn, lambda c: store.deny_token(c, OFFICE, "i", "j", now))
+    step(dsn, lambda c: store.deny_tenant(c, OFFICE, "birch", now, now))
+
+    def holds(ring: KeyRing, book: DenyBook) -> bool:
+        told = [outcome(ring, made.key.reveal()) for made in (revoked, expired, rotated, leaked, new, other, good)]
+        wanted = [Reason.KEY_REVOKED, Reason.KEY_EXPIRED, Reason.KEY_UNKNOWN, Reason.KEY_UNKNOWN, "ok", "ok", "ok"]
+        denied = [book.refuses("i", "j", "acme", later, later - 3600), book.refuses("i", "k", "birch", 0, later - 3600)]
+        return told == wanted and all(each is not None and each.reason == Reason.TOKEN_REVOKED for each in denied)
+
+    book, file = DenyBook(max_age=3600), kept_in(tmp_path)
+    with refreshing(dsn, refresh=0.05, book=book, file=file) as (ring, refresher):
+        wait_until(lambda: holds(ring, book))
+        wait_until((tmp_path / "identity.snapshot").exists)
+        if not restarted:
+            went_back(dsn, refresher, seen_empty=seen_empty)
+            wait_until(lambda: refresher.status.forgotten == 6)
+            assert holds(ring, book)
+            assert "keys.database_went_back" in caplog.text
+    if restarted:
+        each_table(dsn, RESTORED)
+        ring, book = KeyRing(PEPPER, "live", max_age=3600), DenyBook(max_age=3600)
+        options: dict[str, Any] = {"refresh": 0.05, "clock": time.time, "monotonic": time.monotonic}
+        refresher = KeyRefresher(dsn, ring, book, file=kept_in(tmp_path), **options)
+        assert refresher.restore() is None
+        refresher.start()
+        try:
+            wait_until(lambda: refresher.status.forgotten == 6)
+            assert holds(ring, book)
+        finally:
+            refresher.stop()
+
+
+def went_back(dsn: str, refresher: KeyRefresher, *, seen_empty: bool) -> None:
+    if seen_empty:  # a restore in two transactions, between which there are no keys at all
+        for table in TABLES:
+            query(dsn, f"TRUNCATE warden.{table}")
+        wait_until(lambda: refresher.status.keys == refresher.status.denied == 0)
+    each_table(dsn, RESTORED)
+
+
+def test_what_is_decided_after_a_restore_counts(dsn: str) -> None:
+    """Only an end is kept: the key that came back is narrowed, rotated and revoked as any other."""
+    made = issue(dsn)
+    each_table(dsn, COPIED)
+    step(dsn, lambda c: store.rotate(c, OFFICE, made.info.id, timedelta(0), datetime.now(UTC)))
+    with refreshing(dsn, refresh=0.05) as (ring, refresher):
+        wait_until(lambda: outcome(ring, made.key.reveal()) == Reason.KEY_UNKNOWN)
+        each_table(dsn, RESTORED)
+        wait_until(lambda: refresher.status.forgotten == 1)
+        again = step(dsn, lambda c: store.rotate(c, OFFICE, made.info.id, timedelta(0), datetime.now(UTC)))
+        assert isinstance(again, Issued)
+        wait_until(lambda: outcome(ring, again.key.reveal()) == "ok")
+        assert outcome(ring, made.key.reveal()) == Reason.KEY_UNKNOWN
+        step(dsn, lambda c: store.revoke(c, OFFICE, made.info.id, datetime.now(UTC)))
+        wait_until(lambda: outcome(ring, again.key.reveal()) == Reason.KEY_REVOKED)
+
+
+def test_rows_that_replication_writes_are_found_although_no_trigger_told(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many keys as before, and none stamped as changed: only reading everything now and then can find it."""
+    monkeypatch.setattr(refresh, "ALL_EVERY", 0.2)
+    made = issue(dsn)
+    with refreshing(dsn, refresh=0.05) as (ring, _):
+        wait_until(lambda: outcome(ring, made.key.reveal()) == "ok")
+        silently = "SET session_replication_role = replica; UPDATE warden.api_keys SET revoked_at = now()"
+        query(dsn, silently)
+        wait_until(lambda: outcome(ring, made.key.reveal()) == Reason.KEY_REVOKED)
 
 
 # --- last uses ----------------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ FORGER = Forger(NOW)
 
 def book_of(*tokens: tuple[str, str], at: float = NOW, **tenants: float) -> DenyBook:
     book = DenyBook(max_age=60)
-    book.install(DenyList(frozenset(tokens), tenants), Age(at))
+    denied = DenyList(dict.fromkeys(tokens, NOW + 100), {name: (before, NOW + 100) for name, before in tenants.items()})
+    book.install(denied, Age(at))
     return book
 
 
@@ -46,7 +47,7 @@ def test_a_remembered_token_is_held_against_it_too() -> None:
     tokens = TokenVerifier([(issuer(), source(key_set(), ("EdDSA",)))], book)
     token = FORGER.good(jti="7")
     assert isinstance(tokens.identify(token, NOW), Principal)
-    book.install(DenyList(frozenset({(ISSUER, "7")})), Age(NOW))
+    book.install(DenyList({(ISSUER, "7"): NOW + 100}), Age(NOW))
     found = tokens.identify(token, NOW)
     assert isinstance(found, Denial)
     assert found.reason is Reason.TOKEN_REVOKED

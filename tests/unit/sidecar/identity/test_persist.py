@@ -10,15 +10,17 @@ import pytest
 from sidecar.core.model import Secret
 from sidecar.identity.denials import Age, DenyList
 from sidecar.identity.keys import KeyRow
+from sidecar.identity.keytable import KeyTable
 from sidecar.identity.persist import Kept, SnapshotFile
 from tests.support.identity import NOW, key_row
 
 ROOT = Secret(b"r" * 32)
-ROWS = {
-    f"{n:012}": key_row(f"{n:012}", bytes([n % 256]) * 32, models=("chat",) if n % 2 else None, expires_at=NOW + n)
+ROWS = KeyTable(
+    key_row(f"{n:012}", bytes([n % 256]) * 32, models=("chat",) if n % 2 else None, expires_at=NOW + n)
     for n in range(600)
-}
-DENIED = DenyList(frozenset({("i", "j")}), {"acme": NOW})
+)
+GONE = (key_row("gone00000000", b"g" * 32, revoked_at=NOW),)
+DENIED = DenyList({("i", "j"): NOW + 1}, {"acme": (NOW, NOW + 2)})
 
 
 def file_in(directory: Path, root: Secret = ROOT, context: str = "EU live") -> SnapshotFile:
@@ -27,13 +29,13 @@ def file_in(directory: Path, root: Secret = ROOT, context: str = "EU live") -> S
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    file_in(tmp_path).save(ROWS, DENIED, Age(NOW, 2.0), lambda: None)
+    file_in(tmp_path).save(Kept(ROWS, DENIED, Age(NOW, 2.0), GONE), lambda: None)
     return tmp_path / "identity.snapshot"
 
 
 def test_it_comes_back_whole(saved: Path) -> None:
     kept = file_in(saved.parent).load()
-    assert kept == Kept(ROWS, DENIED, Age(NOW, 2.0))
+    assert kept == Kept(ROWS, DENIED, Age(NOW, 2.0), GONE)
     assert isinstance(kept.rows["000000000001"], KeyRow)
 
 
@@ -54,7 +56,7 @@ def test_one_that_all_the_world_could_read_or_change_is_not_taken(saved: Path, m
     saved.chmod(mode)
     found = file_in(saved.parent).load()
     assert isinstance(found, Kept) if good else f"mode {mode:04o}" in str(found)
-    file_in(saved.parent).save(ROWS, DENIED, Age(NOW), lambda: None)
+    file_in(saved.parent).save(Kept(ROWS, DENIED, Age(NOW)), lambda: None)
     assert saved.stat().st_mode & 0o777 == 0o600  # the next one is as it should be
 
 
@@ -66,7 +68,7 @@ def test_a_directory_in_its_place_is_no_snapshot(tmp_path: Path) -> None:
 def test_a_later_confirmation_makes_it_younger(tmp_path: Path) -> None:
     file = file_in(tmp_path)
     file.confirm(Age(NOW + 5))  # of nothing: no harm
-    file.save(ROWS, DENIED, Age(NOW), lambda: None)
+    file.save(Kept(ROWS, DENIED, Age(NOW)), lambda: None)
     file.confirm(Age(NOW + 10, 1.0))
     kept = file_in(tmp_path).load()
     assert isinstance(kept, Kept)
@@ -75,9 +77,9 @@ def test_a_later_confirmation_makes_it_younger(tmp_path: Path) -> None:
 
 def test_another_snapshots_stamp_does_not_count(tmp_path: Path) -> None:
     file = file_in(tmp_path)
-    file.save(ROWS, DENIED, Age(NOW), lambda: None)
+    file.save(Kept(ROWS, DENIED, Age(NOW)), lambda: None)
     file.confirm(Age(NOW + 10))
-    file.save({}, DENIED, Age(NOW + 1), lambda: None)
+    file.save(Kept(KeyTable(), DENIED, Age(NOW + 1)), lambda: None)
     kept = file_in(tmp_path).load()
     assert isinstance(kept, Kept)
     assert kept.age == Age(NOW + 1)
@@ -112,7 +114,7 @@ def test_a_failed_write_leaves_the_old_one(saved: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        file_in(saved.parent).save(ROWS, DENIED, Age(NOW + 99), fails)
+        file_in(saved.parent).save(Kept(ROWS, DENIED, Age(NOW + 99)), fails)
     kept = file_in(saved.parent).load()
     assert isinstance(kept, Kept)
     assert kept.age.confirmed_at == NOW
