@@ -1,0 +1,129 @@
+"""audit.logbook: nothing is signed but what extends the last head, whatever a crash left on the disk."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from audit.batch import Batch, Cursor, decode_batch, encode_batch, make_batch
+from audit.logbook import ForkError, LogBook
+from audit.merkle import Frontier
+from audit.rows import EventRow
+from audit.tlog import parse_checkpoint, parse_note
+from sidecar.core.model import Secret
+
+ROOT = Secret(b"r" * 32)
+AT = datetime(2026, 11, 30, tzinfo=UTC)
+
+
+def book(directory: Path) -> LogBook:
+    return LogBook(directory / "log", "pod-1", "EU", ROOT, secrets.token_bytes)
+
+
+def batch(log: LogBook, *kinds: str, at: Frontier | None = None) -> Batch:
+    tree, before = at or log.next, log.cursor[1]
+    after = Cursor(before.needed + len(kinds), before.done + len(kinds))
+    place = Batch(log.log, "pod-1", "journal", "EU", tree.size, tree.pack(), before, after, [], b"")
+    rows = [
+        EventRow(n, n, [f"{n}", AT, kind, "", "", "{}", "pod-1", log.log, n, "journal", n, "r", "EU", False])
+        for n, kind in enumerate(kinds, tree.size)
+    ]
+    return make_batch(place, rows, keys=[], bundles=[])
+
+
+def test_a_batch_is_the_same_after_the_disk(tmp_path: Path) -> None:
+    made = batch(book(tmp_path), "a", "b")
+    assert decode_batch(encode_batch(made)) == made
+    assert made.end == 2
+    with pytest.raises(ValueError, match="leaves"):
+        decode_batch(encode_batch(msgspec.structs.replace(made, leaves=made.leaves[32:])))
+    with pytest.raises(msgspec.DecodeError):
+        decode_batch(encode_batch(made)[:-1])
+
+
+def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = book(tmp_path)
+    first.keep(batch(first, "a", "b"))
+    note = first.sign(first.next)
+    first.keep(batch(first, "c"))
+    again = book(tmp_path)
+    assert (again.log, again.next, again.cursor) == (first.log, first.next, first.cursor)
+    assert again.signed.size == 2
+    assert parse_checkpoint(parse_note(note).text).size == 2
+    assert [each.first for each in again.since(0)] == [0, 2]
+    assert [each.first for each in again.since(2)] == [2]
+    assert again.tree_at(2) == again.signed
+    assert again.tree_at(1) is None
+
+
+def test_what_was_signed_is_never_kept_otherwise(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    log.keep(batch(log, "a", "b"))
+    log.keep(batch(log, "x", at=Frontier()))  # nobody has seen it: a row that the database refuses gives way
+    assert log.next.size == 1
+    log.sign(log.next)
+    for other in (batch(log, "y", at=Frontier()), batch(log, "z", at=Frontier(3, (b"h" * 32, b"i" * 32)))):
+        with pytest.raises(ForkError):
+            log.keep(other)
+    with pytest.raises(ForkError):
+        log.sign(Frontier())
+    with pytest.raises(ForkError):
+        log.sign(Frontier().extended([b"h" * 32, b"i" * 32]))
+    with pytest.raises(ForkError):
+        log.drop_unsigned(0)
+
+
+def test_a_batch_that_is_torn_was_never_sent(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    log.keep(batch(log, "a"))
+    log.sign(log.next)
+    path = tmp_path / "log" / "batches" / f"{1:020d}.batch"
+    path.write_bytes(encode_batch(batch(log, "b"))[:40])
+    again = book(tmp_path)
+    assert again.next.size == 1
+    assert not path.exists()
+
+
+def test_a_batch_whose_state_was_lost_is_found_again(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    log.keep(batch(log, "a"))
+    state = (tmp_path / "log" / "log.json").read_bytes()
+    log.keep(batch(log, "b"))
+    (tmp_path / "log" / "log.json").write_bytes(state)
+    assert book(tmp_path).next == log.next
+
+
+def test_a_state_that_is_no_state_is_not_begun_anew(tmp_path: Path) -> None:
+    book(tmp_path)
+    (tmp_path / "log" / "log.json").write_bytes(b"{")
+    with pytest.raises(ForkError, match="damaged"):
+        book(tmp_path)
+
+
+def test_batches_go_when_they_are_signed_and_old(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    for kind in "abc":
+        log.keep(batch(log, kind))
+    log.prune(before_s=1e12)
+    assert len(list(log.since(0))) == 3  # nothing is signed
+    log.sign(log.next)
+    log.prune(before_s=0)
+    assert len(list(log.since(0))) == 3  # nothing is old
+    log.prune(before_s=1e12)
+    assert [each.first for each in log.since(2)] == [2]  # the last one stays
+    with pytest.raises(LookupError):
+        log.since(0)
+
+
+def test_a_log_that_ends_is_put_aside_whole(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    log.keep(batch(log, "a"))
+    before = log.log
+    log.begin_anew()
+    assert log.log != before
+    assert (log.next.size, log.cursor) == (0, ("", Cursor(0, -1)))
+    assert (tmp_path / "log.ended-0" / "batches" / f"{0:020d}.batch").exists()
