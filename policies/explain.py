@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from policies.bundle import Bundle, Case
+from policies.document import CaseDoc
 from policies.policy import LoadedPolicy, Step
 from policies.yamlfile import Problem
 from sidecar.core.model import (
@@ -23,7 +24,7 @@ from sidecar.core.model import (
 )
 from sidecar.core.reasons import Reason
 
-__all__ = ["Asked", "CaseResult", "Explanation", "explain", "run_cases"]
+__all__ = ["Asked", "CaseResult", "Explanation", "asked_of", "explain", "question", "run_cases"]
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 
@@ -154,25 +155,29 @@ class CaseResult:
 def run_cases(bundle: Bundle, at: float = 0.0) -> Iterator[CaseResult]:
     """Every case of the bundle, in file order; those that name no moment are asked ``at``."""
     for case in bundle.cases:
-        doc = case.case
-        asked = Asked(
-            tenant=doc.tenant,
-            model=doc.model,
-            region=doc.region,
-            data_class=doc.data_class,
-            action=Action(doc.action),
-            roles=frozenset(doc.roles),
-            principal=doc.principal or "explain",
-            key=doc.key,
-            method=doc.method,
-            source=doc.source,
-            at=at if doc.at is None else doc.at,
-            storage=doc.storage,
-            telemetry=doc.telemetry,
-        )
+        asked = asked_of(case.case, at)
         found = explain(bundle, asked)
         assert isinstance(found, Explanation), "compiling a bundle checks the places of its cases"
         yield CaseResult(case, found, _failure(case, found))
+
+
+def asked_of(doc: CaseDoc, at: float) -> Asked:
+    """A case's question; ``at`` where it names no moment."""
+    return Asked(
+        tenant=doc.tenant,
+        model=doc.model,
+        region=doc.region,
+        data_class=doc.data_class,
+        action=Action(doc.action),
+        roles=frozenset(doc.roles),
+        principal=doc.principal or "explain",
+        key=doc.key,
+        method=doc.method,
+        source=doc.source,
+        at=at if doc.at is None else doc.at,
+        storage=doc.storage,
+        telemetry=doc.telemetry,
+    )
 
 
 def _failure(case: Case, found: Explanation) -> str:

@@ -39,6 +39,7 @@ class Step:
     outcome: Literal["pass", "deny", "skip", "shadow"]
     rule: str = ""
     detail: str = ""
+    rules: tuple[str, ...] = ()  # all that determined it, where several may
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +293,7 @@ class LoadedPolicy:
             return Step("model", "pass", f"{tenant.document}:models[{place}]")
         granted = self._granted(asked)
         if granted.applies:
-            return Step("model", "pass", granted.rule, f"granted by {_listed(granted.rules)}")
+            return Step("model", "pass", granted.rule, f"granted by {_listed(granted.rules)}", granted.rules)
         if place is not None:
             rule = f"{tenant.document}:models[{place}]"
             return _Shadow(

@@ -1,23 +1,30 @@
-"""``warden policy``: check, digest, explain and test a bundle before it is rolled out."""
+"""``warden policy``: check, test, explain, compare and replay a bundle before it is rolled out, and ask why after."""
 
 from __future__ import annotations
 
 import sys
 import time
+from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from policies.bundle import Bundle, load
+from policies.compare import Change, compare
+from policies.coverage import rules, untouched
 from policies.explain import Asked, CaseResult, Explanation, explain, run_cases
 from policies.schemas import CEDAR_SCHEMA, cedar_schema, schemas
+from policies.units import parse_duration, parse_moment
 from policies.yamlfile import Problem
-from sidecar.cli.common import Exit, JsonOption, emit, fail
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.cli.past import explain_past, replay
 from sidecar.core.model import Action
 
-app: Final = typer.Typer(no_args_is_help=True, help="Check, test and explain a policy bundle.")
+app: Final = typer.Typer(no_args_is_help=True, help="Check, test, explain and compare policy bundles.")
+
+MOST_TOLD: Final = 200  # changes that are printed one by one
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle's directory.")]
 
@@ -79,20 +86,34 @@ def digest(bundle: BundleArgument, *, json: JsonOption = False) -> None:
 
 @app.command("explain")
 def decide_command(
-    bundle: BundleArgument,
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="BUNDLE", help="Left out with --call: the bundle that decided it.")
+    ] = None,
     *,
-    tenant: Annotated[str, typer.Option(help="Who asks.")],
-    model: Annotated[str, typer.Option(help="For which model.")],
-    region: Annotated[str, typer.Option(help="Where the pod is.")],
-    data_class: Annotated[str, typer.Option(help="What x-data-class says.")] = "",
+    tenant: Annotated[str, typer.Option(help="Who asks.")] = "",
+    model: Annotated[str, typer.Option(help="For which model.")] = "",
+    region: Annotated[str, typer.Option(help="Where the pod is.")] = "",
+    data_class: Annotated[str, typer.Option(help="What x-data-class says; several between commas.")] = "",
     action: Annotated[str, typer.Option(help="infer, metadata or manage.")] = "infer",
     role: Annotated[list[str] | None, typer.Option(help="A role of the caller; may be repeated.")] = None,
-    principal: Annotated[str, typer.Option(help="The token's subject or the key's name.")] = "explain",
+    principal: Annotated[str, typer.Option(help="The token's subject.")] = "explain",
+    key: Annotated[str, typer.Option(help="An API key's name, in place of a token.")] = "",
+    source: Annotated[str, typer.Option(help="The caller's address.")] = "",
+    at: Annotated[str | None, typer.Option(help="When: a day, or a time with its zone (default: now).")] = None,
     storage: Annotated[str | None, typer.Option(help="The database's jurisdiction (default: the region's).")] = None,
     telemetry: Annotated[str | None, typer.Option(help="The collector's jurisdiction (default: the region's).")] = None,
+    call: Annotated[str | None, typer.Option(help="A recorded call's id, in place of all the above.")] = None,
+    config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
-    """What a sidecar would decide, and every step on the way. Exits 0 for allow, 1 for deny."""
+    """What a sidecar would decide, or did, and every step on the way. Exits 0 for allow, 1 for deny."""
+    if call is not None:
+        _explain_past(call, None if bundle is None else _good(bundle), config, json=json)
+        return
+    if bundle is None or not tenant or not region:
+        fail(Exit.USAGE, "needs BUNDLE, --tenant and --region (and --model); or --call")
+    if action == Action.INFER and not model:
+        fail(Exit.USAGE, "--action infer needs --model")
     if action not in (Action.INFER, Action.METADATA, Action.MANAGE):
         fail(Exit.USAGE, f"--action {action}: should be infer, metadata or manage")
     asked = Asked(
@@ -105,7 +126,9 @@ def decide_command(
         principal=principal,
         storage=storage,
         telemetry=telemetry,
-        at=time.time(),
+        key=key,
+        source=source,
+        at=_moment(at),
     )
     found = explain(_good(bundle), asked)
     if isinstance(found, list):
@@ -118,21 +141,148 @@ def decide_command(
         raise typer.Exit(int(Exit.NO))
 
 
+def _moment(written: str | None) -> float:
+    if written is None:
+        return time.time()
+    try:
+        return parse_moment(written)
+    except ValueError as fault:
+        fail(Exit.USAGE, f"--at {written!r} {fault}")
+
+
+def _explain_past(call: str, under: Bundle | None, config: Path, *, json: bool) -> None:
+    past, found = explain_past(call, under, config)
+    got = str(found.reason or "allow")
+    same = past.verdict is None or past.verdict == got or (got != "allow" and past.would_refuse == got)
+    recorded = {"verdict": past.verdict, "rule": past.rule, "bundle": past.bundle, "would_refuse": past.would_refuse}
+    if json:
+        emit({**found.json(), "call": call, "recorded": recorded, "same": same})
+    else:
+        typer.echo(f"call {call}, {past.principal.tenant}/{past.principal.name}, {past.model or past.method.name}")
+        _tell(found)
+        before = "the bundle was not asked" if past.verdict is None else past.verdict
+        typer.echo(f"recorded: {before}  by {past.rule}{'' if same else '  (differs)'}\nrecorded under {past.bundle}")
+    if not found.allowed:
+        raise typer.Exit(int(Exit.NO))
+
+
 @app.command("test")
 def cases_command(bundle: BundleArgument, *, json: JsonOption = False) -> None:
-    """Run the bundle's own test cases (tests/*.yaml). Exits 1 if one fails, or if there are none."""
-    results = list(run_cases(_good(bundle), time.time()))
+    """Run the bundle's own test cases (tests/*.yaml), and name the rules that none of them touches.
+
+    Exits 1 if one fails, or if there are none.
+    """
+    good = _good(bundle)
+    results = list(run_cases(good, time.time()))
     failed = [result for result in results if result.failure]
+    every, left = rules(good), untouched(good, results)
     if json:
-        emit({"ok": bool(results) and not failed, "cases": [_told(result) for result in results]})
+        coverage = {"rules": len(every), "untouched": left}
+        emit({"ok": bool(results) and not failed, "cases": [_told(result) for result in results], "coverage": coverage})
     else:
         for result in results:
             typer.echo(
                 f"{'FAIL' if result.failure else 'ok  '} {result.name}{result.failure and ': ' + result.failure}"
             )
-        typer.echo(f"{len(results)} cases, {len(failed)} failed")
+        for rule in left:
+            typer.echo(f"note no case touches {rule}")
+        typer.echo(
+            f"{len(results)} cases, {len(failed)} failed; {len(every) - len(left)} of {len(every)} rules touched"
+        )
     if failed or not results:
         raise typer.Exit(int(Exit.NO))
+
+
+@app.command()
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="The bundle as it is.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The bundle as it is to be.")],
+    *,
+    at: Annotated[str | None, typer.Option(help="From when on: a day, or a time with its zone (default: now).")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Whose calls would be answered otherwise: over the cases of both, and every principal, model, region and class.
+
+    Exits 0 where nothing changes, else 1.
+    """
+    compared = compare(_good(old), _good(new), _moment(at))
+    changes = [_changed(change) for change in compared.changes()]
+    if json:
+        emit({"changes": changes, "asked": compared.asked, "old": compared.old.digest, "new": compared.new.digest})
+    else:
+        for change in changes[:MOST_TOLD]:
+            who = " ".join(filter(None, (str(value) for value in change["asked"].values())))
+            typer.echo(f"{who}: {change['old']} → {change['new']}  by {change['rule']}")
+        if len(changes) > MOST_TOLD:
+            typer.echo(f"… and {len(changes) - MOST_TOLD} more; --json has all")
+        typer.echo(f"{len(changes)} of {compared.asked} questions answered otherwise")
+    if changes:
+        raise typer.Exit(int(Exit.NO))
+
+
+def _changed(change: Change) -> dict[str, Any]:
+    asked = change.asked
+    told = {
+        "case": change.case,
+        "tenant": asked.tenant,
+        "principal": f"key {asked.key}" if asked.key else "" if asked.principal == "explain" else asked.principal,
+        "roles": "" if asked.roles == frozenset({"tenant"}) else ",".join(sorted(asked.roles)),
+        "action": asked.action.value,
+        "model": asked.model,
+        "region": asked.region,
+        "data_class": asked.data_class,
+        "source": asked.source,
+        "at": datetime.fromtimestamp(asked.at, UTC).isoformat(timespec="seconds"),
+    }
+    return {"asked": told, "old": change.old.verdict, "new": change.new.verdict, "rule": change.new.rule}
+
+
+@app.command("replay")
+def replay_command(
+    bundle: BundleArgument,
+    *,
+    since: Annotated[str, typer.Option(help="An age (24h, 7d), a day, or a time with its zone.")] = "24h",
+    config: ConfigOption = DEFAULT_CONFIG,
+    json: JsonOption = False,
+) -> None:
+    """Decide the recorded calls again under BUNDLE, and tell those whose answer would be another; exits 1 if any."""
+    replayed, changed = replay(_good(bundle), _since(since), config)
+    told = [
+        {
+            "call_id": each.past.call_id,
+            "tenant": each.past.principal.tenant,
+            "model": each.past.model,
+            "region": each.past.region,
+            "old": each.past.verdict,
+            "new": each.verdict,
+            "rule": each.rule,
+        }
+        for each in changed
+    ]
+    if json:
+        emit({"changed": told, "counts": replayed.counts})
+    else:
+        for call in told[:MOST_TOLD]:
+            typer.echo(
+                f"{call['call_id']} {call['tenant']} {call['model']}: {call['old']} → {call['new']}  by {call['rule']}"
+            )
+        if len(told) > MOST_TOLD:
+            typer.echo(f"… and {len(told) - MOST_TOLD} more; --json has all")
+        typer.echo(", ".join(f"{count} {what}" for what, count in replayed.counts.items()))
+    if told:
+        raise typer.Exit(int(Exit.NO))
+
+
+def _since(written: str) -> datetime:
+    now = time.time()
+    try:
+        return datetime.fromtimestamp(now - parse_duration(written), UTC)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromtimestamp(parse_moment(written), UTC)
+    except ValueError:
+        fail(Exit.USAGE, f"--since {written!r}: write an age (24h, 7d), a day (2026-12-01), or a time with its zone")
 
 
 def _told(result: CaseResult) -> dict[str, object]:

@@ -74,7 +74,8 @@ def test_explain_answers_yes_and_no() -> None:
 def test_cases() -> None:
     code, out, _ = run("test", str(DEMO_BUNDLE))
     assert code == 0
-    assert out.endswith(f"{len(demo_bundle().cases)} cases, 0 failed\n")
+    assert f"{len(demo_bundle().cases)} cases, 0 failed; " in out
+    assert "note no case touches tenants/dormant.yaml:models[0]\n" in out
     code, out, _ = run("test", str(DEMO_BUNDLE), "--json")
     assert code == 0
     assert json.loads(out)["ok"] is True
@@ -115,3 +116,28 @@ def test_a_bad_bundle_decides_nothing(broken: Path, command: str) -> None:
     code, out, err = run(command, str(broken), *more, "--json")
     assert (code, out) == (2, "")
     assert 'tenants/acme.yaml:2:1: plna: unknown key; did you mean "plan"?' in err
+
+
+def test_diff_tells_whose_calls_change_and_exits_1(tmp_path: Path) -> None:
+    new = Path(shutil.copytree(DEMO_BUNDLE, tmp_path / "new"))
+    code, out, _ = run("diff", str(DEMO_BUNDLE), str(new))
+    assert (code, out.splitlines()[-1].partition(" of ")[0]) == (0, "0")
+    tenant = new / "tenants" / "birch.yaml"
+    tenant.write_text(tenant.read_text().replace("models: [chat, vision]", "models: [chat, vision, rag]"))
+    code, out, _ = run("diff", str(DEMO_BUNDLE), str(new))
+    assert code == 1
+    assert "birch infer rag eu-west-1" in out
+    assert "MODEL_NOT_FOUND → allow  by tenants/birch.yaml:models[2]" in out
+    code, out, _ = run("diff", str(DEMO_BUNDLE), str(new), "--json")
+    told = json.loads(out)
+    assert {change["asked"]["tenant"] for change in told["changes"]} == {"birch"}
+    assert {change["asked"]["model"] for change in told["changes"]} == {"rag"}
+
+
+def test_explain_at_a_date_and_for_a_key() -> None:
+    ask = [*EXPLAIN, "--tenant", "acme", "--model", "vision", "--key", "nightly"]
+    assert run(*ask, "--at", "2026-06-01")[0] == 0
+    code, out, _ = run(*ask, "--at", "2030-01-01")
+    assert (code, "keys.nightly" in out) == (1, True)
+    assert run(*ask, "--at", "yesterday")[0] == 2
+    assert run("explain", "--tenant", "acme")[0] == 2

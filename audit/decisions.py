@@ -1,0 +1,74 @@
+"""Reads back what calls were decided from, and the bundles they were decided under; every such look is a record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from audit import store
+from audit.rows import officer_row
+from audit.search import Asker
+from audit.tables import audit_calls, bundles
+
+__all__ = ["bundle_content", "decision_of", "decisions_since"]
+
+PAGE: Final = 1000  # rows fetched at once
+STATEMENT_MS: Final = 60_000
+_COLUMNS: Final = [
+    audit_calls.c[name]
+    for name in (
+        "call_id", "started_at", "decided_at", "tenant", "principal", "principal_kind", "issuer", "method", "model",
+        "alias", "requested_version", "data_class", "rule", "bundle", "peer", "outcome", "reason", "would_refuse",
+        "region", "jurisdiction", "decision",
+    )
+]  # fmt: skip
+
+
+def decision_of(engine: sa.Engine, call_id: str, asker: Asker, jurisdiction: str) -> Mapping[str, Any] | None:
+    """One call's columns; None where there is no such call. Raises store.MismatchError and SQLAlchemy's errors."""
+    with store.transaction(engine) as connection:
+        store.check_jurisdiction(connection, jurisdiction)
+        row = connection.execute(sa.select(*_COLUMNS).where(audit_calls.c.call_id == call_id)).mappings().first()
+        detail = {"call": call_id, "found": row is not None}
+        store.record_event(
+            connection,
+            officer_row(next(asker.event_ids), asker.at, "policy_explain", asker.actor, asker.reason, detail),
+        )
+        return None if row is None else dict(row)
+
+
+def decisions_since(
+    engine: sa.Engine, since: datetime, until: datetime, asker: Asker, jurisdiction: str
+) -> Iterator[Mapping[str, Any]]:
+    """Every call from ``since`` (included) until ``until`` (not), oldest first, a page a transaction."""
+    with store.transaction(engine) as connection:
+        store.check_jurisdiction(connection, jurisdiction)
+        detail = {"since": since.isoformat(), "until": until.isoformat()}
+        store.record_event(
+            connection, officer_row(next(asker.event_ids), asker.at, "policy_replay", asker.actor, asker.reason, detail)
+        )
+    place = (since, "")
+    while True:
+        with store.transaction(engine, statement_ms=STATEMENT_MS) as connection:
+            after = sa.tuple_(audit_calls.c.started_at, audit_calls.c.call_id) > sa.tuple_(*map(sa.literal, place))
+            rows = connection.execute(
+                sa.select(*_COLUMNS)
+                .where(audit_calls.c.started_at >= since, audit_calls.c.started_at < until, after)
+                .order_by(audit_calls.c.started_at, audit_calls.c.call_id)
+                .limit(PAGE)
+            ).mappings()
+            found = [dict(row) for row in rows]
+        yield from found
+        if len(found) < PAGE:
+            return
+        place = (found[-1]["started_at"], found[-1]["call_id"])
+
+
+def bundle_content(engine: sa.Engine, digest: str) -> bytes | None:
+    """The bundle as it was stored when it was first in force; None where this database has none of that digest."""
+    with store.transaction(engine, statement_ms=STATEMENT_MS) as connection:
+        found = connection.execute(sa.select(bundles.c.content).where(bundles.c.digest == digest)).scalar_one_or_none()
+        return None if found is None else bytes(found)
