@@ -9,6 +9,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from audit import store
+from audit.opening import Opener
 from audit.rows import officer_row
 from audit.search import Asker
 from audit.tables import audit_calls, bundles
@@ -21,14 +22,19 @@ _COLUMNS: Final = [
     audit_calls.c[name]
     for name in (
         "call_id", "started_at", "decided_at", "tenant", "principal", "principal_kind", "issuer", "method", "model",
-        "alias", "requested_version", "data_class", "rule", "bundle", "peer", "outcome", "reason", "would_refuse",
-        "region", "jurisdiction", "decision",
+        "alias", "requested_version", "data_class", "rule", "bundle", "outcome", "reason", "would_refuse",
+        "region", "jurisdiction", "decision", "data_key", "identity_sealed",
     )
 ]  # fmt: skip
 
 
-def decision_of(engine: sa.Engine, call_id: str, asker: Asker, jurisdiction: str) -> Mapping[str, Any] | None:
-    """One call's columns; None where there is no such call. Raises store.MismatchError and SQLAlchemy's errors."""
+def decision_of(
+    engine: sa.Engine, call_id: str, asker: Asker, opener: Opener, jurisdiction: str
+) -> Mapping[str, Any] | None:
+    """One call's columns, with ``principal`` and ``peer`` as far as they can be opened; None: there is no such call.
+
+    Raises store.MismatchError, KeyFaultError and SQLAlchemy's errors.
+    """
     with store.transaction(engine) as connection:
         store.check_jurisdiction(connection, jurisdiction)
         row = connection.execute(sa.select(*_COLUMNS).where(audit_calls.c.call_id == call_id)).mappings().first()
@@ -37,11 +43,11 @@ def decision_of(engine: sa.Engine, call_id: str, asker: Asker, jurisdiction: str
             connection,
             officer_row(next(asker.event_ids), asker.at, "policy_explain", asker.actor, asker.reason, detail),
         )
-        return None if row is None else dict(row)
+        return None if row is None else _opened(connection, [dict(row)], opener)[0]
 
 
 def decisions_since(
-    engine: sa.Engine, since: datetime, until: datetime, asker: Asker, jurisdiction: str
+    engine: sa.Engine, since: datetime, until: datetime, asker: Asker, opener: Opener, jurisdiction: str
 ) -> Iterator[Mapping[str, Any]]:
     """Every call from ``since`` (included) until ``until`` (not), oldest first, a page a transaction."""
     with store.transaction(engine) as connection:
@@ -60,11 +66,21 @@ def decisions_since(
                 .order_by(audit_calls.c.started_at, audit_calls.c.call_id)
                 .limit(PAGE)
             ).mappings()
-            found = [dict(row) for row in rows]
+            found = _opened(connection, [dict(row) for row in rows], opener)
         yield from found
         if len(found) < PAGE:
             return
         place = (found[-1]["started_at"], found[-1]["call_id"])
+
+
+def _opened(connection: sa.Connection, rows: list[dict[str, Any]], opener: Opener) -> list[dict[str, Any]]:
+    """Who exactly asked, and from where, is sealed: policies may look at both. "" where it was erased."""
+    opener.load(connection, [row["data_key"] for row in rows])
+    for row in rows:
+        identity = opener.open(row, content=False).identity
+        row["peer"] = "" if identity is None else identity.peer
+        row["principal"] = row["principal"] or ("" if identity is None else identity.principal)
+    return rows
 
 
 def bundle_content(engine: sa.Engine, digest: str) -> bytes | None:

@@ -19,7 +19,7 @@ from policies.explain import Explanation
 from policies.files import unpack
 from policies.replay import Past, Replay, Told, again, verdict_of
 from sidecar.cli.common import Exit, fail
-from sidecar.cli.database import database
+from sidecar.cli.database import database, opener_of
 from sidecar.cli.keys import operator
 from sidecar.core.model import Principal
 from sidecar.runtime.clock import now
@@ -32,7 +32,7 @@ __all__ = ["explain_past", "replay"]
 def explain_past(call_id: str, under: Bundle | None, config: Path) -> tuple[Past, Explanation]:
     """A recorded call and its decision made anew: under ``under``, or the very bundle that decided it then."""
     with database(config, application="warden-policy") as opened:
-        row = decision_of(opened.engine, call_id, _asker(), opened.jurisdiction)
+        row = decision_of(opened.engine, call_id, _asker(), opener_of(opened.settings), opened.jurisdiction)
         if row is None:
             fail(Exit.NO, f"no record of call {call_id}")
         past = _past(row)
@@ -63,8 +63,8 @@ def replay(bundle: Bundle, since: datetime, config: Path) -> tuple[Replay, list[
     replayed = Replay(bundle)
     changed: list[Told] = []
     with database(config, application="warden-policy") as opened:
-        asker = _asker()
-        for row in decisions_since(opened.engine, since, asker.at, asker, opened.jurisdiction):
+        asker, opener = _asker(), opener_of(opened.settings)
+        for row in decisions_since(opened.engine, since, asker.at, asker, opener, opened.jurisdiction):
             past = _past(row)
             told = None if past is None else replayed.decide(past)
             if past is None:
