@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,8 @@ from policies.yamlfile import Problem
 __all__ = ["BundleSource", "Loaded", "Pod", "Unchanged"]
 
 READ_ATTEMPTS: Final = 3
+PIECE: Final = 50  # tenants that are freed at once
+NAMED: Final = 20  # of each kind of change
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,14 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A new bundle is in force; ``previous`` is the digest of the one before ("" for the first)."""
+    """A new bundle is in force; ``previous`` is the digest of the one before ("" for the first).
+
+    ``changes`` sums up what differs between the two.
+    """
 
     policy: LoadedPolicy
     previous: str
+    changes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,7 @@ class BundleSource:
     """``sidecar.core.ports.Policies`` over a directory. One task reloads; any thread may ask for ``current``."""
 
     def __init__(self, directory: Path, pod: Pod, policy: LoadedPolicy) -> None:
+        self.pause: Callable[[], None] = lambda: None  # called between two pieces of a reload: let others go first
         self._directory = directory
         self._pod = pod
         self._policy = policy
@@ -74,7 +82,7 @@ class BundleSource:
         seen = _fingerprint(self._directory)
         if seen is not None and seen == self._seen:
             return self._problems or Unchanged()
-        found = _load(self._directory, self._pod, self._policy.bundle)
+        found = _load(self._directory, self._pod, self._policy.bundle, self.pause)
         if isinstance(found, list):
             if found != self._problems:
                 self._problems = found
@@ -83,11 +91,46 @@ class BundleSource:
         self._seen, self._problems = seen, []
         if found.digest == self._policy.digest:
             return Unchanged()
-        previous, self._policy = self._policy.digest, found
-        return Loaded(found, previous)
+        replaced, self._policy = self._policy, found
+        changes = changed(replaced.bundle, found.bundle)
+        previous, tenants = replaced.digest, list(replaced.bundle.tenants.values())
+        del replaced
+        # Ten thousand at once take 20 ms to be freed, during which no call goes on: here they are freed one by one.
+        while tenants:
+            del tenants[-PIECE:]
+            self.pause()
+        return Loaded(found, previous, changes)
 
 
-def _load(directory: Path, pod: Pod, previous: Bundle | None) -> LoadedPolicy | list[Problem]:
+def changed(old: Bundle, new: Bundle) -> str:
+    """``tenants: +birch ~acme -cobalt; files: ~plans.yaml``: added, changed, removed; at most 20 of each are named."""
+    tenants = _differing({t.document: t.name for t in old.tenants.values()}, old, new)
+    tenants |= _differing({t.document: t.name for t in new.tenants.values()}, old, new)
+    documents = {each.document for bundle in (old, new) for each in bundle.tenants.values()}
+    others = {name: name for name in {*old.files, *new.files} if name not in documents}
+    parts = (("tenants", tenants), ("files", _differing(others, old, new)))
+    return "; ".join(f"{what}: {_told(found)}" for what, found in parts if found)
+
+
+def _differing(names: Mapping[str, str], old: Bundle, new: Bundle) -> dict[str, str]:
+    """Name → ``+`` added, ``-`` removed, ``~`` changed; ``names`` are by file."""
+    marks = {}
+    for file, name in names.items():
+        before, after = old.files.get(file), new.files.get(file)
+        if before != after:
+            marks[name] = "+" if before is None else "-" if after is None else "~"
+    return marks
+
+
+def _told(marks: Mapping[str, str]) -> str:
+    names = [f"{mark}{name}" for name, mark in sorted(marks.items())]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return " ".join(names[:NAMED]) + more
+
+
+def _load(
+    directory: Path, pod: Pod, previous: Bundle | None, pause: Callable[[], None] = lambda: None
+) -> LoadedPolicy | list[Problem]:
     """Read until the directory was the same before and after, so that half an edit is never taken for a bundle."""
     for _ in range(READ_ATTEMPTS):
         before = _fingerprint(directory)
@@ -96,7 +139,7 @@ def _load(directory: Path, pod: Pod, previous: Bundle | None) -> LoadedPolicy | 
             break
     else:
         return [Problem(str(directory), 1, 1, "", "changes faster than it can be read")]
-    bundle = files if isinstance(files, list) else compile_bundle(files, previous)
+    bundle = files if isinstance(files, list) else compile_bundle(files, previous, pause)
     if isinstance(bundle, list):
         return bundle
     place = bundle.place(pod.region, pod.storage_jurisdiction, pod.telemetry_jurisdiction)

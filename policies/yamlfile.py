@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import yaml
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
@@ -48,6 +49,7 @@ _WORDS: Final[Mapping[str, bool | None]] = {
 }  # fmt: skip
 # What YAML's reader accepts (YAML 1.2 §5.1); ruamel's own error for the rest has no line.
 _UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_ODD: Final = re.compile("[\t%\x85\u2028\u2029\ufeff]|\r(?!\n)")
 _CONTAINERS: Final = (dict, Mapping, list, tuple, set, frozenset)
 _SIMPLE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -149,6 +151,50 @@ def parse(data: bytes, name: str) -> Document | list[Problem]:
     if (odd := _UNPRINTABLE.search(text)) is not None:
         where = _place(text[: odd.start()])
         return [Problem(name, where.line, where.column, "", f"character U+{ord(odd[0]):04X} is not allowed in YAML")]
+    return _quickly(text, name) or _exactly(text, name)
+
+
+def _quickly(text: str, name: str) -> Document | None:
+    """What libyaml reads without a fault: a tenth of the time, but its faults are told in other words.
+
+    None where there is any, or where it might read on what ruamel.yaml would not: YAML 1.1's line ends, tabs.
+    """
+    if _ODD.search(text) is not None:
+        return None
+    builder = _Builder(name)
+    try:
+        builder.build(_events(yaml.CLoader(text)))
+    except (yaml.YAMLError, _Enough, RecursionError):
+        return None
+    return None if builder.problems else Document(name, builder.root, builder.values, builder.keys)
+
+
+def _events(parser: Any) -> Iterator[Event]:
+    """PyYAML's events as ruamel.yaml's: the same fields, but that a plain scalar's style is "" there."""
+    while parser.check_event():
+        event = parser.get_event()
+        match event:
+            case yaml.ScalarEvent():
+                yield ScalarEvent(
+                    event.anchor, event.tag, event.implicit, event.value, event.start_mark, None, event.style or None
+                )
+            case yaml.MappingStartEvent():
+                yield MappingStartEvent(event.anchor, event.tag, event.implicit, event.start_mark)
+            case yaml.SequenceStartEvent():
+                yield SequenceStartEvent(event.anchor, event.tag, event.implicit, event.start_mark)
+            case yaml.AliasEvent():
+                yield AliasEvent(event.anchor, event.start_mark)
+            case yaml.DocumentStartEvent():
+                yield DocumentStartEvent(event.start_mark, None, event.explicit, event.version, event.tags)
+            case yaml.MappingEndEvent():
+                yield MappingEndEvent(event.start_mark)
+            case yaml.SequenceEndEvent():
+                yield SequenceEndEvent(event.start_mark)
+            case yaml.StreamEndEvent():
+                yield StreamEndEvent(event.start_mark)
+
+
+def _exactly(text: str, name: str) -> Document | list[Problem]:
     builder = _Builder(name)
     try:
         builder.build(YAML(typ="safe", pure=True).parse(text))

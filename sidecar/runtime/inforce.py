@@ -26,6 +26,8 @@ Event = Callable[[str, str, Mapping[str, ParameterValue]], Denial | None]
 class _Load:
     bundle: Bundle
     previous: str
+    changes: str
+    source: str
     unspooled: bool = False  # told that its content could not be kept
     unwritten: bool = False  # told that its event could not be
 
@@ -53,10 +55,10 @@ class InForce:
         self._lock = threading.Lock()
         self._loads: deque[_Load] = deque(maxlen=MOST)  # over it the oldest goes
 
-    def loaded(self, bundle: Bundle, previous: str) -> None:
-        """``bundle`` decides from here on, and ``previous`` (its digest; "": none) no more."""
+    def loaded(self, bundle: Bundle, previous: str, changes: str = "", source: str = "") -> None:
+        """``bundle`` decides from here on, and ``previous`` (its digest; "": none) no more; ``source``: where from."""
         with self._lock:
-            self._loads.append(_Load(bundle, previous))
+            self._loads.append(_Load(bundle, previous, changes, source))
         self.retry()
 
     def retry(self) -> None:
@@ -74,7 +76,11 @@ class InForce:
                 logs.event(_LOG, logging.ERROR, "bundle.unspooled", digest=digest, error=fault.strerror)
             load.unspooled = True
             return False
-        detail = {"digest": digest, "previous": load.previous, "mode": self._mode}
+        change = load.bundle.change
+        detail: dict[str, ParameterValue] = {"digest": digest, "previous": load.previous, "mode": self._mode}
+        detail |= {"changes": load.changes, "source": load.source}
+        if change is not None:  # who made it what it is, as bundle.yaml says
+            detail |= {"author": change.author, "reference": change.reference}
         stands = self._announcer.write("bundle_loaded", detail, again=load.unwritten)
         load.unwritten = not stands
         return stands

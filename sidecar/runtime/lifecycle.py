@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ from sidecar.triton.selfcheck import Seen
 _LOG: Final = logging.getLogger("warden.lifecycle")
 SWEEP: Final = 0.05  # seconds: half of the 100 ms that the journal may be behind (DESIGN rule 6)
 DIGESTS: Final = 10.0  # seconds between two looks at the models' files: each costs a stat for each file
+SWITCH: Final = 0.001  # seconds
 RELOAD: Final = 1.0  # seconds between two looks at the bundle's directory
 _STATES: Final = {State.OK: JournalState.OPEN, State.FULL: JournalState.FULL, State.FAULTED: JournalState.FAILED}
 
@@ -131,6 +133,8 @@ class Sidecar:
         self._learner.start()
         self._selfcheck.start()
         self._shipper.start()
+        # How long a thread may keep the interpreter from a call that waits for it; Python's own 5 ms would be a pause.
+        sys.setswitchinterval(SWITCH)
         # What was made so far stays: without this, one full collection walks it all, a pause of 60 ms (make bench).
         gc.collect()
         gc.freeze()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tests.support.config import document
 from tests.support.identity import AUDIENCE, ISSUER, claims, generate, jwk, jwks, sign
 from tests.support.kserve import packed, request
 from tests.support.policy import DEMO_BUNDLE
+from tests.support.postgres import Server, prepare
 from tests.support.sidecar import Bare
 from tests.support.stack import eventually
 
@@ -38,7 +40,7 @@ pytestmark = pytest.mark.integration
 
 REGIONS: Final = {"eu-west-1": "EU", "us-east-1": "US"}
 TENANTS: Final = ("acme", "birch", "cobalt", "dormant", "nobody")
-MODELS: Final = ("chat", "rag", "vision", "counter", "absent", "Chat", "c*")
+MODELS: Final = ("chat", "rag", "vision", "counter", "absent", "Chat", "chat2")
 CLASSES: Final = ("", "phi", "public", "made-up", "public,phi", "phi, public", "PHI", "x" * 64)
 # Method → what it does, the role that may call it, and the field of its message that names the model (0: none does).
 METHODS: Final = {
@@ -121,7 +123,17 @@ class Pod:
 
 
 @pytest.fixture
-def pods(tmp_path: Path) -> Iterator[dict[str, Pod]]:
+def bundle(tmp_path: Path) -> Path:
+    """The demo's, without quotas: a refusal for those is not the bundle's verdict."""
+    directory = Path(shutil.copytree(DEMO_BUNDLE, tmp_path / "bundle"))
+    limits = ("requests", "tokens", "concurrency", "kv_memory", "tensor_memory")
+    unlimited = "\n".join(f"  {limit}: unlimited" for limit in limits)
+    (directory / "plans.yaml").write_text("".join(f"{plan}:\n{unlimited}\n" for plan in ("gold", "bronze")))
+    return directory
+
+
+@pytest.fixture
+def pods(tmp_path: Path, postgres: Server, bundle: Path) -> Iterator[dict[str, Pod]]:
     started: dict[str, Pod] = {}
     for region, area in REGIONS.items():
         directory = tmp_path / region
@@ -131,11 +143,14 @@ def pods(tmp_path: Path) -> Iterator[dict[str, Pod]]:
             directory,
             listen={"grpc": f"127.0.0.1:{grpc}", "admin": f"127.0.0.1:{admin}"},
             triton={"grpc": f"127.0.0.1:{triton}"},
+            policy={"bundle": str(bundle)},
             sidecar={"name": region, "region": region, "evidence": {"node_labels_file": "node-labels"}},
         )
         (directory / "node-labels").write_text(f'topology.kubernetes.io/region="{region}"\n')
         (directory / "keys" / "jwks.json").write_bytes(jwks(jwk(KEY, "k1")))
-        whole["audit"]["database"]["jurisdiction"] = area
+        dsn = postgres.create_database()  # the list of revoked tokens is in it: without, no token is believed
+        prepare(dsn, jurisdiction=area)
+        whole["audit"]["database"] = {"dsn": dsn, "jurisdiction": area}
         issuer: dict[str, Any] = {"issuer": ISSUER, "audience": [AUDIENCE], "jwks": "keys/jwks.json"}
         whole["identity"]["issuers"] = [
             {**issuer, "algorithms": ["EdDSA"], "tenants": ["*"], "roles": ["tenant", "admin"]}
@@ -148,7 +163,7 @@ def pods(tmp_path: Path) -> Iterator[dict[str, Pod]]:
             stdout=log, stderr=log, env=dict(os.environ),
         )  # fmt: skip
         started[region] = Pod(directory, f"127.0.0.1:{grpc}", process)
-        eventually(partial(_up, process, grpc), what=f"{region} to listen")
+        eventually(partial(_up, process, grpc), what=f"{region} to listen", within_s=60)
         assert process.poll() is None, (directory / "log").read_text()
     yield started
     for pod in started.values():
@@ -161,11 +176,16 @@ def _up(process: subprocess.Popen[bytes], port: int) -> bool:
     return process.poll() is not None or not is_free(port)
 
 
+def _believed(channel: Bare, bearer: str) -> bool:
+    answer = channel.unary(b"", {"authorization": f"Bearer {bearer}"}, path=f"{KSERVE}ServerMetadata")
+    return "KEYS_UNAVAILABLE" not in answer.text
+
+
 @pytest.mark.timeout(400)
-def test_explain_and_the_running_sidecars_agree_over_the_grid(pods: dict[str, Pod]) -> None:
+def test_explain_and_the_running_sidecars_agree_over_the_grid(pods: dict[str, Pod], bundle: Path) -> None:
     assert len(GRID) >= 5000
-    bundle = load(DEMO_BUNDLE)
-    assert isinstance(bundle, Bundle)
+    loaded = load(bundle)
+    assert isinstance(loaded, Bundle)
     tokens = {(tenant, role): token(tenant, role).decode() for tenant in TENANTS for role in ("tenant", "admin")}
     calls: dict[str, Point] = {}
     with ThreadPoolExecutor(8) as pool:
@@ -179,6 +199,11 @@ def test_explain_and_the_running_sidecars_agree_over_the_grid(pods: dict[str, Po
             answer = channels[point.region].unary(point.message, headers, path=KSERVE + point.method)
             calls[answer.call_id] = point
 
+        for region in REGIONS:  # until it has the list of revoked tokens and the issuer's keys
+            first = next(point for point in GRID if point.region == region and point.method == "ServerMetadata")
+            eventually(
+                partial(_believed, channels[region], tokens[first.tenant, "tenant"]), what="tokens to be believed"
+            )
         list(pool.map(ask, GRID))
         for channel in channels.values():
             channel.channel.close()
@@ -188,12 +213,12 @@ def test_explain_and_the_running_sidecars_agree_over_the_grid(pods: dict[str, Po
     allowed = 0
     for call_id, point in calls.items():
         facts, reason = told[call_id]
-        explained = explain(bundle, point.asked)
+        explained = explain(loaded, point.asked)
         assert isinstance(explained, Explanation)
         verdict = reason if reason in DECIDABLE else "allow"
         allowed += verdict == "allow"
         got = str(explained.reason or "allow")
-        if (got, explained.verdict.rule) != (verdict, facts.rule) or facts.bundle != bundle.digest:
+        if (got, explained.verdict.rule) != (verdict, facts.rule) or facts.bundle != loaded.digest:
             different.append((point, (got, explained.verdict.rule), (verdict, reason, facts.rule)))
     assert not different, f"{len(different)} of {len(calls)}: {different[:5]}"
     assert 300 < allowed < len(calls) - 300, "the grid holds enough of both"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies import yamlfile
 from policies.bundle import Bundle, compile_bundle
 from policies.explain import Asked, Explanation, explain, question
 from policies.policy import LoadedPolicy
@@ -119,3 +121,22 @@ def test_no_text_breaks_the_reader(text: str | bytes) -> None:
         assert found
         assert all(isinstance(problem, Problem) and 1 <= problem.line <= lines for problem in found)
         assert all(problem.column >= 1 for problem in found)
+
+
+YAML_TEXT = st.one_of(
+    st.text(alphabet="ab:-[]{}&*!|>'\"\n #,?%x1.~"),
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=8)),
+        lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=6), inner, max_size=4)),
+        max_leaves=12,
+    ).map(lambda value: yaml.safe_dump(value, allow_unicode=True)),
+)
+
+
+@settings(max_examples=600, deadline=None)
+@given(YAML_TEXT)
+def test_both_readers_read_the_same(text: str) -> None:
+    """What the quick reader takes the exact one takes too, with the same data at the same places."""
+    quick = yamlfile._quickly(text, "f")
+    if quick is not None:
+        assert yamlfile._exactly(text, "f") == quick

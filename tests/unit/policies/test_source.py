@@ -56,7 +56,35 @@ def test_a_good_change_is_taken_whole(directory: Path) -> None:
     assert source.current() is found.policy
     assert source.current().bundle.tenants["dormant"].active
     assert not old.bundle.tenants["dormant"].active, "a call that is being decided keeps the bundle it began with"
+    assert found.changes == "tenants: ~dormant"
     assert isinstance(source.reload(), Unchanged)
+
+
+def test_changes_are_summed_up(directory: Path) -> None:
+    source = opened(directory)
+    tenants = directory / "tenants"
+    text = (tenants / "birch.yaml").read_text()
+    for n in range(25):
+        (tenants / f"new-{n:02}.yaml").write_text(text.replace("tenant: birch", f"tenant: new-{n:02}"))
+    (tenants / "cobalt.yaml").unlink()
+    edit(directory / "plans.yaml", "burst: 400", "burst: 300")
+    (directory / "access" / "more.cedar").write_text('@id("x") forbid(principal, action, resource) when { false };')
+    found = source.reload()
+    assert isinstance(found, Loaded)
+    named, _, files = found.changes.partition("; ")
+    assert named.endswith(" +new-18 and 6 more")
+    assert files == "files: +access/more.cedar ~plans.yaml"
+
+
+def test_a_reload_lets_others_go_between_documents(directory: Path) -> None:
+    source = opened(directory)
+    old = source.current()
+    pauses: list[bool] = []
+    source.pause = lambda: pauses.append(source.current() is old)
+    edit(directory / "plans.yaml", "burst: 400", "burst: 300")
+    assert isinstance(source.reload(), Loaded)
+    assert pauses.count(True) >= 8, "each document is read while the old bundle decides"
+    assert pauses.count(False) >= 1, "the old one is freed in pieces once the new one decides"
 
 
 def test_a_bad_change_is_told_once_and_changes_nothing(directory: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from audit.spool import read_bundle
+from policies.bundle import Bundle, compile_bundle
 from sidecar.core.model import Denial, ParameterValue
 from sidecar.core.reasons import Reason
 from sidecar.runtime import inforce
@@ -52,7 +53,7 @@ def test_a_load_that_the_journal_refuses_is_written_later_and_told_once(tmp_path
     journal.denial = None
     force.retry()
     force.retry()
-    detail = {"digest": bundle.digest, "previous": "before", "mode": "enforce"}
+    detail = {"digest": bundle.digest, "previous": "before", "mode": "enforce", "changes": "", "source": ""}
     assert journal.events == [("bundle_loaded", detail)]
     assert journal.counted == [FULL]
     assert read_bundle(tmp_path, bundle.digest) == bundle.content()
@@ -83,3 +84,17 @@ def test_loads_keep_their_order_and_only_so_many_wait(tmp_path: Path, monkeypatc
     journal.denial = None
     force.retry()
     assert [detail["digest"] for _, detail in journal.events] == ["sha256:1", "sha256:2"]
+
+
+def test_a_load_says_what_changed_by_whom_and_from_where(tmp_path: Path) -> None:
+    journal = Journal()
+    files = dict(demo_bundle().files)
+    files["bundle.yaml"] += b"change: {author: ada, reference: PR 7}\n"
+    bundle = compile_bundle(files)
+    assert isinstance(bundle, Bundle)
+    force = InForce(tmp_path, "enforce", journal.announcer)
+    force.loaded(bundle, "before", "files: ~bundle.yaml", "/etc/bundle")
+    told = journal.events[0][1]
+    assert {name: told[name] for name in ("changes", "source", "author", "reference")} == {
+        "changes": "files: ~bundle.yaml", "source": "/etc/bundle", "author": "ada", "reference": "PR 7",
+    }  # fmt: skip

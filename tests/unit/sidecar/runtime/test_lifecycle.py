@@ -119,7 +119,9 @@ def test_the_journal_says_what_was_in_force_and_how_it_ended(start: Callable[...
     running.sidecar.stop()
     events = running.events()
     assert [event.kind for event in events] == ["journal_opened", "bundle_loaded", "sidecar_stopped"]
-    assert events[1].detail == {"digest": digest, "previous": "", "mode": "enforce"}
+    assert events[1].detail == {
+        "digest": digest, "previous": "", "mode": "enforce", "changes": "", "source": str(DEMO_BUNDLE),
+    }  # fmt: skip
 
 
 def test_stopping_ends_the_shipper_and_frees_the_journal_and_the_port(start: Callable[..., Running]) -> None:
@@ -152,6 +154,7 @@ def test_a_changed_bundle_is_taken_up_and_recorded(
     running.sidecar.stop()
     loads = [event.detail for event in running.events() if event.kind == "bundle_loaded"]
     assert [load["previous"] for load in loads] == ["", before]
+    assert loads[1]["changes"] == "files: ~models.yaml"
 
 
 def test_doubt_where_it_is_closes_the_sidecar_until_it_passes(
