@@ -20,7 +20,7 @@ from policies.files import unpack
 from policies.replay import Past, Replay, Told, again, verdict_of
 from sidecar.cli.common import Exit, fail
 from sidecar.cli.database import database, opener_of
-from sidecar.cli.keys import operator
+from sidecar.cli.desk import operator
 from sidecar.core.model import Principal
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
