@@ -104,6 +104,21 @@ def details_header(details: bytes) -> bytes:
     return base64.b64encode(details).rstrip(b"=")
 
 
+def rate_limit(denial: Denial) -> list[tuple[bytes, bytes]]:
+    """``RateLimit-Policy`` and ``RateLimit`` of a quota's refusal (draft-ietf-httpapi-ratelimit-headers).
+
+    Of the quota that refused only: ``q`` and ``w`` state it, ``r`` is what is left for such a call, ``t`` the seconds
+    until it may be made. Nothing for a refusal that is no quota's of the caller's own.
+    """
+    quota, window = denial.policy
+    if not quota:
+        return []
+    name = dict(denial.metadata).get("quota", "default")
+    stated = f'"{name}";q={quota}' + (f";w={window}" if window else "")
+    left = f'"{name}";r=0' + ("" if denial.retry_after is None else f";t={ceil(denial.retry_after)}")
+    return [(b"ratelimit-policy", stated.encode()), (b"ratelimit", left.encode())]
+
+
 def problem(denial: Denial, call_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """HTTP status, headers and an RFC 9457 body."""
     row = REASONS[denial.reason]
@@ -121,4 +136,5 @@ def problem(denial: Denial, call_id: str) -> tuple[int, list[tuple[bytes, bytes]
         headers.append((REGIONS_HEADER.encode(), regions.encode()))
     if denial.retry_after is not None:
         headers.append((b"retry-after", str(max(1, ceil(denial.retry_after))).encode()))
+    headers += rate_limit(denial)
     return row.http, headers, json.dumps(body).encode()

@@ -8,7 +8,7 @@ import json
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
-from sidecar.core.model import Demand, Denial, Limits
+from sidecar.core.model import Demand, Denial, Limits, RequestRate
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.quotas.local import REASON_OF, LocalQuotas
 from sidecar.transports import render
@@ -143,3 +143,29 @@ def test_a_refusal_for_residency_says_where_the_call_may_go() -> None:
     assert told.infer_response.parameters["warden_allowed_regions"].string_param == "us-east-1,us-west-2"
     assert (b"x-warden-allowed-regions", b"us-east-1,us-west-2") in render.problem(denial, "c-1")[1]
     assert render.status(Denial(Reason.RATE_TOKENS), "c-1").regions is None
+
+
+def test_a_quotas_refusal_has_the_rate_limit_fields() -> None:
+    quotas, limits = LocalQuotas(), Limits(requests=RequestRate(2, 4))
+    for _ in range(4):
+        assert not isinstance(quotas.reserve("acme", "chat", limits, Demand(), AT, enforce=True), Denial)
+    denial = quotas.reserve("acme", "chat", limits, Demand(), AT, enforce=True)
+    assert isinstance(denial, Denial)
+    status, headers, _ = render.problem(denial, "c-1")
+    told = dict(headers)
+    assert status == 429
+    assert told[b"ratelimit-policy"] == b'"requests";q=4;w=2'
+    assert told[b"ratelimit"] == b'"requests";r=0;t=1'
+    assert told[b"retry-after"] == b"1"
+
+
+def test_slots_have_no_window_and_other_refusals_no_fields() -> None:
+    denial = LocalQuotas().reserve("acme", "chat", Limits(concurrency=0), Demand(), AT, enforce=True)
+    assert isinstance(denial, Denial)
+    assert render.rate_limit(denial) == []  # a limit of nothing has no quota to state
+    full = Denial(Reason.CONCURRENCY, metadata=(("quota", "concurrency"),), policy=(3, 0))
+    assert render.rate_limit(full) == [
+        (b"ratelimit-policy", b'"concurrency";q=3'),
+        (b"ratelimit", b'"concurrency";r=0'),
+    ]
+    assert render.rate_limit(Denial(Reason.DRAINING, retry_after=1.0)) == []
