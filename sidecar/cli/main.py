@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "serve": ("sidecar.cli.serve", "serve"),
     "ship": ("sidecar.cli.ship", "ship"),
     "init": ("sidecar.cli.init", "init"),
+    "usage": ("sidecar.cli.usage", "usage"),
 }
 # No command takes a whole key (sidecar.identity.keys), so one among the arguments is a mistake.
 _WHOLE_KEY: Final = re.compile(r"wdn_[a-z0-9]{1,12}_[0-9A-Za-z]{12}_[0-9A-Za-z]")
