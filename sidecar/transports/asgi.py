@@ -60,7 +60,7 @@ class AsgiWire:
         """One request. The outermost frame is the crash barrier: an app that raises is answered as an empty 200."""
         pairs = [(name.decode("latin-1"), value) for name, value in scope["headers"]]
         certificate = next((xfcc.uris(value.decode("latin-1")) for name, value in pairs if name == xfcc.HEADER), ())
-        method = methods.lookup(scope["path"])
+        method = methods.lookup(_path(scope))
         listener = self._listeners.get(scope["server"][1], "") if self._listeners else ""
         context = read(self._services, method, pairs, _peer(scope), certificate=certificate, listener=listener)
         reply = _Reply(send, context.id, self._services)
@@ -352,6 +352,16 @@ def _status_headers(status: render.Status) -> list[tuple[bytes, bytes]]:
     if status.regions is not None:
         fields.append((render.REGIONS_HEADER.encode(), status.regions.encode()))
     return fields
+
+
+def _path(scope: Scope) -> str:
+    """The path as it was sent, query included: gRPC's has neither that nor escapes, and the portable wire reads it so.
+
+    Unescaped, ``/…/Model%49nfer`` would be a method here that a proxy before us, by its rules, did not take it for.
+    """
+    raw: bytes = scope.get("raw_path") or scope["path"].encode("utf-8", "surrogatepass")
+    query: bytes = scope.get("query_string", b"")
+    return (raw + b"?" + query if query else raw).decode("latin-1")
 
 
 def _peer(scope: Scope) -> str:

@@ -14,7 +14,7 @@ from sidecar.cli.demo.otlp import OtlpReceiver
 from sidecar.cli.demo.stack import Parts
 from sidecar.core.reasons import Reason
 from tests.support.attacks import KINDS, Forger, attacks, header, key
-from tests.support.http2 import Raw, RawAnswer
+from tests.support.http2 import INFER, Raw, RawAnswer
 from tests.support.identity import sign
 from tests.support.postgres import Server
 from tests.support.sidecar import Sidecar, echo, launch
@@ -160,3 +160,18 @@ def test_a_credential_in_trailers_does_not_count(guarded: Sidecar, call: Caller)
         assert (record["tenant"], record["principal"], record["subject"]) == ("acme", "alice", None)
         assert secret.decode() not in json.dumps(record, default=str)
     assert secret not in guarded.stack.log.read_bytes()
+
+
+def test_a_path_is_the_method_s_own_letter_for_letter(guarded: Sidecar) -> None:
+    """No escapes, no query: neither another way to name a method, nor a place for a credential."""
+    good = bearer(Forger(time.time()).good())
+    spelt = (INFER.replace("ModelInfer", "Model%49nfer"), INFER.replace("/ModelInfer", "%2FModelInfer"), INFER + "?a=b")
+    for path in spelt:
+        raw = Raw(guarded.grpc)
+        assert raw.call(echo(), good, path=path).reason == Reason.METHOD_UNKNOWN
+        raw.close()
+    for query in ("?x-api-key=" + api_key(guarded).decode(), "?authorization=Bearer%20x"):
+        raw = Raw(guarded.grpc)
+        assert raw.call(echo(), (), path=INFER + query).reason != "OK"
+        raw.close()
+    assert api_key(guarded) not in guarded.stack.log.read_bytes()

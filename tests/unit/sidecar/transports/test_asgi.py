@@ -71,6 +71,8 @@ class Request:
         verb: str = "POST",
         http_version: str = "2",
         stays: bool = False,
+        raw_path: bytes | None = None,
+        query_string: bytes = b"",
     ) -> None:
         script = list(events)
 
@@ -89,6 +91,8 @@ class Request:
             "http_version": http_version,
             "method": verb,
             "path": name if name.startswith("/") else SERVICE + name,
+            "raw_path": raw_path,
+            "query_string": query_string,
             "headers": [(b"content-type", content_type), *headers],
             "client": ("10.1.2.3", 4567),
             "server": ("127.0.0.1", self.port),
@@ -270,6 +274,18 @@ async def test_a_crash_of_a_stream_ends_it_with_internal() -> None:
     assert (request.status, request.messages) == ("13", [])
     request.world.assert_even()
     await quiet("departures")
+
+
+# --- a path that is no method's ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("raw", "query"), [(b"Model%49nfer", b""), (b"ModelInfer", b"x-api-key=k"), (b"%4dodel%49nfer", b"a")]
+)
+async def test_a_path_is_read_as_it_was_sent(raw: bytes, query: bytes) -> None:
+    request = Request()
+    await request("ModelInfer", body(frame(REQUEST)), raw_path=SERVICE.encode() + raw, query_string=query)
+    assert (request.status, request.messages, request.upstream.calls) == ("12", [], [])
 
 
 # --- not gRPC -----------------------------------------------------------------------------------------------------
