@@ -15,7 +15,7 @@ from typing import Final
 
 from audit.journal import State
 from sidecar.quotas.shared import SharedQuotas
-from sidecar.runtime import clock, selfcheck
+from sidecar.runtime import clock, selfcheck, tls
 from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.compose import Rooms, StartError, build
 from sidecar.runtime.drain import Drain
@@ -237,6 +237,9 @@ class Sidecar:
             speaks = f"without a credential, as {who.tenant}/{who.name} ({', '.join(who.roles)})"
             served = "" if policy.serves(who.tenant) else "; refused: the bundle has no such active tenant"
             checks[f"listener {listener.address}"] = Check(ok=True, detail=speaks + served)
+        if self.settings.listen.tls is not None:
+            wrong = tls.faults(self.settings.listen.tls)  # what was rotated in since; it may be served all the same
+            checks["tls"] = Check(ok=True, detail=wrong[0] if wrong else "current")
         status = rooms.keys.status
         if rooms.ring is not None:
             checks["keys"] = Check(ok=True, detail=_known(f"{status.keys} keys", status.fault))

@@ -20,7 +20,7 @@ _CERTIFICATE, _AUTHORITIES = "tenants", "clients"  # names of the two secrets
 
 
 def faults(section: TlsSection) -> list[str]:
-    """Everything wrong with these files at a start. Later only ``fault`` is looked for: Envoy reads them by itself."""
+    """Everything wrong with these files. Envoy reads them by itself: after the start these can be told, not refused."""
     found = exposed(section.key_file)
     return [f"listen.tls.key_file: {found.detail}"] if found is not None else list(filter(None, [fault(section)]))
 
@@ -137,7 +137,7 @@ class _Files:
                 seen = [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats]
                 if seen == self._seen:
                     return None
-                wrong = fault(section)
+                wrong = next(iter(faults(section)), None)
                 read = [path.read_bytes() for path in paths]
             except OSError as found:
                 wrong, seen = f"listen.tls: {found}", []

@@ -225,6 +225,20 @@ def test_broken_files_change_nothing_and_whole_ones_are_taken_again(tls: Secured
     eventually(lambda: tls.serial(pair) == serial(certificate), what="the new certificate")
 
 
+def test_a_rotated_key_that_others_can_read_is_told(tls: Secured) -> None:
+    """Envoy takes it, the portable wire does not; either way readiness says so until it is put right."""
+    key = tls.files / "tls.key"
+
+    def said() -> str:
+        return str(tls.sidecar.stack.readyz()["checks"]["tls"]["detail"])
+
+    assert said() == "current"
+    key.chmod(0o644)
+    assert "mode 0644" in said()
+    key.chmod(0o600)
+    assert said() == "current"
+
+
 def test_a_rotated_client_authority_is_believed_within_seconds(tls: Secured) -> None:
     new = Authority("Client CA 2")
     put(tls.files / "clients.pem", tls.clients.pem + new.pem)

@@ -66,6 +66,20 @@ def test_files_are_taken_when_they_changed_and_fit(section: TlsSection) -> None:
     assert files.changed() == (certificate, key, AUTHORITY.pem)
 
 
+def test_a_private_key_that_others_can_use_is_not_taken_later_either(section: TlsSection) -> None:
+    told: list[str] = []
+    files = _Files(section, told.append)
+    assert files.changed() is not None
+    certificate, key = AUTHORITY.server()
+    put(section.cert_file, certificate)
+    put(section.key_file, key)
+    section.key_file.chmod(0o644)
+    assert files.changed() is None
+    assert "mode 0644" in told[0]
+    section.key_file.chmod(0o600)
+    assert files.changed() == (certificate, key, AUTHORITY.pem)
+
+
 def test_a_private_key_that_others_can_use_starts_nothing(section: TlsSection) -> None:
     assert faults(section) == []
     section.key_file.chmod(0o644)
