@@ -156,7 +156,7 @@ class JwksSource:
         return self._keys if confirmed is not None and at - confirmed <= self.max_stale else None
 
     def ask(self) -> None:
-        """An unknown kid was seen: ask the refresher to look. Many askers make one fetch ."""
+        """An unknown kid was seen: ask the refresher to look. Many askers make one fetch."""
         self.wanted.set()
 
     def refresh(self, at: float) -> bool:

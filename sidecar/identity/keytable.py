@@ -15,6 +15,7 @@ _MASK: Final = PARTS - 1
 _PIECE: Final = 100  # keys put in their places between two pauses; at worst each in another part: about 1 ms
 _AT_ONCE: Final = 16  # parts let go of between two pauses, where the last of 100,000 keys go with them: about 0.3 ms
 Pause = Callable[[], object]
+"""Called between two pieces; lets other threads have the interpreter."""
 _T = TypeVar("_T")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -13,15 +13,13 @@ from psycopg.rows import TupleRow
 
 from sidecar.identity.denials import Age, DenyList
 from sidecar.identity.keys import KeyRow
-from sidecar.identity.keytable import KeyTable
+from sidecar.identity.keytable import KeyTable, Pause
 
 PIECE: Final = 250  # rows read at a time, about 1.5 ms: the driver keeps the interpreter to itself meanwhile
 MAX_GONE: Final = (
     10_000  # keys, and as many denials, that the database has no more and that are remembered to have ended
 )
 _PARTS: Final = 16  # parts of a table looked through between two pauses: 6,400 of 100,000 keys
-Pause = Callable[[], object]
-"""Called between two pieces; lets other threads have the interpreter."""
 
 # Everything that decides about a key, and not last_used_at: counting uses must not reload keys on every pod.
 # Times as seconds: a time such as 'infinity', which Postgres has and Python has not, must not spoil every other key.

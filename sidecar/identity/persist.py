@@ -40,7 +40,7 @@ class Stamp(msgspec.Struct, frozen=True):
 class _Head(msgspec.Struct, frozen=True):
     confirmed_at: float
     ahead: float
-    tokens: dict[str, dict[str, float]]  # by issuer and jti
+    tokens: int  # pieces of denied tokens, which come next; then come the keys
     tenants: dict[str, tuple[float, float]]
     gone: tuple[KeyRow, ...]
 
@@ -52,6 +52,10 @@ class Kept(msgspec.Struct, frozen=True):
     denied: DenyList
     age: Age
     gone: tuple[KeyRow, ...] = ()
+
+
+_DENIED: Final = msgspec.msgpack.Decoder(list[tuple[tuple[str, str], float]])
+_KEYS: Final = msgspec.msgpack.Decoder(list[KeyRow])
 
 
 class SnapshotFile:
@@ -72,20 +76,16 @@ class SnapshotFile:
     def save(self, kept: Kept, pause: Callable[[], object]) -> None:
         """Write the snapshot whole; a reader finds the old one or the new. ``pause`` is called between pieces."""
         salt = self._randomness(_SALT)
-        tokens: dict[str, dict[str, float]] = {}
-        for number, ((issuer, token_id), until) in enumerate(kept.denied.tokens.items()):
-            tokens.setdefault(issuer, {})[token_id] = until
-            if not number % _PIECE:
-                pause()
-        age = kept.age
-        head = _Head(age.confirmed_at, age.ahead, tokens, dict(kept.denied.tenants), kept.gone)
+        age, denied = kept.age, kept.denied
+        tokens = -(-len(denied.tokens) // _PIECE)
+        head = _Head(age.confirmed_at, age.ahead, tokens, dict(denied.tenants), kept.gone)
 
         def pieces() -> Iterator[bytes]:
             yield msgspec.msgpack.encode(head)
-            left = iter(kept.rows.values())
-            while piece := list(islice(left, _PIECE)):
-                pause()
-                yield msgspec.msgpack.encode(piece)
+            for left in (iter(denied.tokens.items()), iter(kept.rows.values())):
+                while piece := list(islice(left, _PIECE)):
+                    pause()
+                    yield msgspec.msgpack.encode(piece)
 
         self._write(self._path, salt, b"snapshot", pieces())
         self._name = salt
@@ -104,7 +104,9 @@ class SnapshotFile:
         name, pieces = found
         try:
             head = msgspec.msgpack.decode(pieces[0], type=_Head)
-            rows = KeyTable(row for piece in pieces[1:] for row in msgspec.msgpack.decode(piece, type=list[KeyRow]))
+            behind = 1 + head.tokens
+            tokens = {token: until for piece in pieces[1:behind] for token, until in _DENIED.decode(piece)}
+            rows = KeyTable(row for piece in pieces[behind:] for row in _KEYS.decode(piece))
         except msgspec.MsgspecError as fault:
             return f"{self._path}: {fault}"
         age = Age(head.confirmed_at, head.ahead)
@@ -113,7 +115,6 @@ class SnapshotFile:
             said = msgspec.msgpack.decode(stamp[1][0], type=Stamp)
             if said.of == name and said.confirmed_at > age.confirmed_at:
                 age = Age(said.confirmed_at, said.ahead)
-        tokens = {(issuer, token_id): until for issuer, own in head.tokens.items() for token_id, until in own.items()}
         return Kept(rows, DenyList(tokens, head.tenants), age, head.gone)
 
     # --- sealing ---------------------------------------------------------------------------------------------------

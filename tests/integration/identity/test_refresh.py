@@ -32,9 +32,14 @@ OFFICE = Office(PEPPER, "live", secrets.token_bytes, lambda *_: None, "cli:olga"
 
 
 @contextmanager
-def refreshing(dsn: str, *, refresh: float, **options: Any) -> Iterator[tuple[KeyRing, KeyRefresher]]:
+def refreshing(
+    dsn: str, *, refresh: float, restored: bool = False, **options: Any
+) -> Iterator[tuple[KeyRing, KeyRefresher]]:
+    """A refresher at work; ``restored``: begun with what its ``file`` holds."""
     ring = KeyRing(PEPPER, "live", max_age=3600)
     refresher = KeyRefresher(dsn, ring, refresh=refresh, clock=time.time, monotonic=time.monotonic, **options)
+    if restored:
+        assert refresher.restore() is None
     refresher.start()
     try:
         yield ring, refresher
@@ -226,61 +231,74 @@ def each_table(dsn: str, statements: tuple[str, ...]) -> None:
             query(dsn, statement.format(table))
 
 
-@pytest.mark.parametrize("seen_empty", [True, False])
-@pytest.mark.parametrize("restarted", [True, False])
-def test_what_has_ended_does_not_come_back_with_a_restored_database(
-    dsn: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, seen_empty: bool, restarted: bool
-) -> None:
-    """Restored from a copy before they ended: a revoked key, an expired one, an old secret, revoked tokens."""
-    revoked, expired, leaked, good = issue(dsn), issue(dsn), issue(dsn), issue(dsn)
-    rotated = issue(dsn)
-    each_table(dsn, COPIED)
-    now, later = datetime.now(UTC), time.time() + 3600
-    step(dsn, lambda c: store.revoke(c, OFFICE, revoked.info.id, now))
-    step(dsn, lambda c: store.expire(c, OFFICE, expired.info.id, now, now))
-    new = step(dsn, lambda c: store.rotate(c, OFFICE, rotated.info.id, timedelta(0), now))
-    other = step(dsn, lambda c: store.rotate(c, OFFICE, leaked.info.id, timedelta(hours=1), now))
-    assert isinstance(new, Issued)
-    assert isinstance(other, Issued)
-    step(dsn, lambda c: store.end_grace(c, OFFICE, leaked.info.id, now))
-    step(dsn, lambda c: store.deny_token(c, OFFICE, "i", "j", now))
-    step(dsn, lambda c: store.deny_tenant(c, OFFICE, "birch", now, now))
+class Ended:
+    """Keys and tokens of which something ended after the tables were copied, and what each is told from then on."""
 
-    def holds(ring: KeyRing, book: DenyBook) -> bool:
-        told = [outcome(ring, made.key.reveal()) for made in (revoked, expired, rotated, leaked, new, other, good)]
-        wanted = [Reason.KEY_REVOKED, Reason.KEY_EXPIRED, Reason.KEY_UNKNOWN, Reason.KEY_UNKNOWN, "ok", "ok", "ok"]
-        denied = [book.refuses("i", "j", "acme", later, later - 3600), book.refuses("i", "k", "birch", 0, later - 3600)]
+    def __init__(self, dsn: str) -> None:
+        made = {name: issue(dsn) for name in ("good", "revoked", "expired", "rotated", "leaked")}
+        each_table(dsn, COPIED)
+        ids, now = {name: key.info.id for name, key in made.items()}, datetime.now(UTC)
+        step(dsn, lambda c: store.revoke(c, OFFICE, ids["revoked"], now))
+        step(dsn, lambda c: store.expire(c, OFFICE, ids["expired"], now, now))
+        new = step(dsn, lambda c: store.rotate(c, OFFICE, ids["rotated"], timedelta(0), now))
+        other = step(dsn, lambda c: store.rotate(c, OFFICE, ids["leaked"], timedelta(hours=1), now))
+        step(dsn, lambda c: store.end_grace(c, OFFICE, ids["leaked"], now))
+        step(dsn, lambda c: store.deny_token(c, OFFICE, "i", "j", now))
+        step(dsn, lambda c: store.deny_tenant(c, OFFICE, "birch", now, now))
+        assert isinstance(new, Issued)
+        assert isinstance(other, Issued)
+        self._keys = [each.key.reveal() for each in (*made.values(), new, other)]
+
+    def stay_so(self, ring: KeyRing, book: DenyBook) -> bool:
+        told = [outcome(ring, key) for key in self._keys]
+        wanted = ["ok", Reason.KEY_REVOKED, Reason.KEY_EXPIRED, Reason.KEY_UNKNOWN, Reason.KEY_UNKNOWN, "ok", "ok"]
+        at = time.time()
+        denied = [book.refuses("i", "j", "acme", at, at), book.refuses("i", "k", "birch", 0, at)]
         return told == wanted and all(each is not None and each.reason == Reason.TOKEN_REVOKED for each in denied)
 
-    book, file = DenyBook(max_age=3600), kept_in(tmp_path)
-    with refreshing(dsn, refresh=0.05, book=book, file=file) as (ring, refresher):
-        wait_until(lambda: holds(ring, book))
+
+@pytest.mark.parametrize("seen_empty", [True, False])
+def test_what_has_ended_does_not_come_back_with_a_restored_database(
+    dsn: str, caplog: pytest.LogCaptureFixture, seen_empty: bool
+) -> None:
+    """Restored from a copy before they ended: a revoked key, an expired one, old secrets, revoked tokens."""
+    ended, book = Ended(dsn), DenyBook(max_age=3600)
+    with refreshing(dsn, refresh=0.05, book=book) as (ring, refresher):
+        wait_until(lambda: ended.stay_so(ring, book))
+        went_back(dsn, refresher, seen_empty=seen_empty)
+        wait_until(lambda: refresher.status.forgotten == 6)
+        assert ended.stay_so(ring, book)
+        assert "keys.database_went_back" in caplog.text
+
+
+@pytest.mark.parametrize("seen_empty", [True, False])
+def test_nor_for_a_pod_that_was_restarted_meanwhile(dsn: str, tmp_path: Path, seen_empty: bool) -> None:
+    ended, book = Ended(dsn), DenyBook(max_age=3600)
+    with refreshing(dsn, refresh=0.05, book=book, file=kept_in(tmp_path)) as (ring, refresher):
+        wait_until(lambda: ended.stay_so(ring, book))
         wait_until((tmp_path / "identity.snapshot").exists)
-        if not restarted:
-            went_back(dsn, refresher, seen_empty=seen_empty)
-            wait_until(lambda: refresher.status.forgotten == 6)
-            assert holds(ring, book)
-            assert "keys.database_went_back" in caplog.text
-    if restarted:
-        each_table(dsn, RESTORED)
-        ring, book = KeyRing(PEPPER, "live", max_age=3600), DenyBook(max_age=3600)
-        options: dict[str, Any] = {"refresh": 0.05, "clock": time.time, "monotonic": time.monotonic}
-        refresher = KeyRefresher(dsn, ring, book, file=kept_in(tmp_path), **options)
-        assert refresher.restore() is None
-        refresher.start()
-        try:
-            wait_until(lambda: refresher.status.forgotten == 6)
-            assert holds(ring, book)
-        finally:
-            refresher.stop()
+        if seen_empty:
+            emptied(dsn, refresher)
+            kept = (tmp_path / "identity.snapshot").stat().st_ino
+            wait_until(lambda: (tmp_path / "identity.snapshot").stat().st_ino != kept)  # written anew, without a key
+    each_table(dsn, RESTORED)
+    book = DenyBook(max_age=3600)
+    options: dict[str, Any] = {"refresh": 0.05, "book": book, "file": kept_in(tmp_path), "restored": True}
+    with refreshing(dsn, **options) as (ring, refresher):
+        wait_until(lambda: refresher.status.forgotten == 6)
+        assert ended.stay_so(ring, book)
 
 
 def went_back(dsn: str, refresher: KeyRefresher, *, seen_empty: bool) -> None:
-    if seen_empty:  # a restore in two transactions, between which there are no keys at all
-        for table in TABLES:
-            query(dsn, f"TRUNCATE warden.{table}")
-        wait_until(lambda: refresher.status.keys == refresher.status.denied == 0)
+    if seen_empty:  # a restore in two transactions
+        emptied(dsn, refresher)
     each_table(dsn, RESTORED)
+
+
+def emptied(dsn: str, refresher: KeyRefresher) -> None:
+    for table in TABLES:
+        query(dsn, f"TRUNCATE warden.{table}")
+    wait_until(lambda: refresher.status.keys == refresher.status.denied == 0)
 
 
 def test_what_is_decided_after_a_restore_counts(dsn: str) -> None:

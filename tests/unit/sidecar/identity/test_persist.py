@@ -20,7 +20,7 @@ ROWS = KeyTable(
     for n in range(600)
 )
 GONE = (key_row("gone00000000", b"g" * 32, revoked_at=NOW),)
-DENIED = DenyList({("i", "j"): NOW + 1}, {"acme": (NOW, NOW + 2)})
+DENIED = DenyList({("i", f"{n}"): NOW + n for n in range(600)}, {"acme": (NOW, NOW + 2)})
 
 
 def file_in(directory: Path, root: Secret = ROOT, context: str = "EU live") -> SnapshotFile:
