@@ -208,18 +208,18 @@ def test_a_search_that_cannot_be_recorded_returns_nothing(filled: str) -> None:
 def test_words_are_found_in_prompts_and_outputs(filled: str) -> None:
     who = asker(reveal=True, reason="r")
     window = Filter(since=AT - timedelta(hours=1), until=AT)
-    assert [r["call_id"] for r in ask(filled, search_module._replaced(window, text="LIBRARY"), who)] == [
+    assert [r["call_id"] for r in ask(filled, search_module.replaced(window, text="LIBRARY"), who)] == [
         "c6",
         "c3",
         "c2",
         "c1",
     ]
-    assert [r["call_id"] for r in ask(filled, search_module._replaced(window, text="over there"), who)] == [
+    assert [r["call_id"] for r in ask(filled, search_module.replaced(window, text="over there"), who)] == [
         "c4",
         "c2",
         "c1",
     ]
-    assert [r["call_id"] for r in ask(filled, search_module._replaced(window, text="library", limit=1), who)] == ["c6"]
+    assert [r["call_id"] for r in ask(filled, search_module.replaced(window, text="library", limit=1), who)] == ["c6"]
     (seen,), *_ = query(
         filled,
         "SELECT detail -> 'calls' FROM warden.audit_events WHERE kind = 'content_revealed' ORDER BY recorded_at DESC",
