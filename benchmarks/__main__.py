@@ -23,6 +23,7 @@ from benchmarks import (
     identity,
     identity_snapshot,
     parts,
+    reading,
     refusals,
     report,
     streams,
@@ -38,8 +39,8 @@ from tests.support.debian import ensure
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _TOOLS: Final = (("nghttp2-client", "h2load"), ("nghttp2-server", "nghttpd"))
-SECTIONS: Final = ("governance", "evidence", "identity", "standin", "triton", "streams")
-QUICK: Final = ("governance", "identity", "standin", "streams")
+SECTIONS: Final = ("governance", "reading", "evidence", "identity", "standin", "triton", "streams")
+QUICK: Final = ("governance", "reading", "identity", "standin", "streams")
 
 
 def main() -> int:
@@ -55,11 +56,14 @@ def main() -> int:
         _say("governance alone")
         numbers["governance"] = governance.measure(quick=given.quick)
         numbers["governance"]["app"] = hosted_app.measure(quick=given.quick)
+    if "reading" in wanted:
+        _say("reading requests, guards")
+        numbers["reading"] = reading.measure(quick=given.quick)
     os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"  # where Debian puts nghttpd
     lacking = [package for package, tool in _TOOLS if ensure(package, tool) is None]
     if lacking:
         _say(f"wires and streams are left out: install {' and '.join(lacking)}, or run as root")
-    elif set(wanted) - {"governance"}:
+    elif set(wanted) - {"governance", "reading"}:
         with tempfile.TemporaryDirectory(prefix="warden-bench-") as directory:
             numbers |= _over_wires(Path(directory), wanted, quick=given.quick)
     numbers["seconds"] = round(time.monotonic() - began)

@@ -27,6 +27,9 @@ def show(numbers: dict[str, Any]) -> None:
     )
     if "governance" in numbers:
         console.print(_governance(numbers["governance"]))
+    if "reading" in numbers:
+        for table in _reading(numbers["reading"]):
+            console.print(table)
     if "evidence" in numbers:
         console.print(_evidence(numbers["evidence"]))
     if "identity" in numbers:
@@ -54,6 +57,20 @@ def _governance(found: dict[str, Any]) -> Table:
     table.add_row("beside it, the wire's: read the headers", f"{found['headers_us_min']:.1f}")
     table.add_row("all of wire envoy's own Python, governance in it", f"{found['app']['cpu_us_min']:.1f}")
     return table
+
+
+def _reading(found: dict[str, Any]) -> list[Table]:
+    table = Table(title="Read one request: model and facts, CPU", title_justify="left")
+    for column in ("request", "message, bytes", "µs", "extra memory at its peak, bytes"):
+        table.add_column(column, justify="left" if column == "request" else "right")
+    for name, row in found["requests"].items():
+        table.add_row(name, f"{row['message_bytes']:,}", f"{row['us']:.2f}", f"{row['extra_bytes']:,}")
+    guards = Table(title="Guards, where nothing is found: CPU µs a KB of text", title_justify="left")
+    for column in ("looked for", "in a prompt", "in an output, in pieces of 16 bytes"):
+        guards.add_column(column, justify="left" if column == "looked for" else "right")
+    for name, row in found["guards"].items():
+        guards.add_row(name, f"{row['prompt_us_per_kb']:.2f}", f"{row['stream_us_per_kb']:.2f}")
+    return [table, guards]
 
 
 def _evidence(found: dict[str, Any]) -> Table:

@@ -13,5 +13,5 @@ FILES = sorted(Path(versions.__file__).parent.glob("m*.py"))
 def test_migrations_form_one_line() -> None:
     modules = [import_module(f"migrations.versions.{path.stem}") for path in FILES]
     numbers = [module.revision for module in modules]
-    assert [path.stem[1:5] for path in FILES] == numbers
+    assert [path.stem[1:5] for path in FILES] == numbers == [f"{number:04d}" for number in range(1, len(FILES) + 1)]
     assert [module.down_revision for module in modules] == [None, *numbers[:-1]]

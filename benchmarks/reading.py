@@ -1,0 +1,138 @@
+"""Reading one request, by contract and size: time, and the memory it takes beside the message (none of a payload)."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any, Final
+
+from policies.document import GuardDoc
+from policies.guards import Guards, compile_guards
+from sidecar.core.model import Contract, InferenceFacts, ModelProfile, Secret
+from sidecar.triton import methods
+from sidecar.triton.isolation import Isolation
+from sidecar.triton.knowledge import ModelBook
+from sidecar.triton.reader import TritonReader
+from sidecar.triton.sequences import SequenceTable
+from tests.support.kserve import packed, request
+
+ROUNDS: Final = 5  # the best counts: the others met somebody else's load
+PROMPT: Final = b"All work and no play makes a dull benchmark. " * 23
+_CLASSES: Final = ("email", "phone", "iban", "card", "national_id", "ip")
+_KEY: Final = Secret(b"k" * 32)
+_UNARY: Final = methods.lookup(methods.KSERVE + "ModelInfer")
+
+
+def measure(*, quick: bool) -> dict[str, Any]:
+    """``requests``: by what is read, µs and extra peak bytes; ``guards``: µs a KB of prompt, by what is looked for."""
+    scale = 5 if quick else 1
+    return {"requests": _requests(scale), "guards": _guards(scale)}
+
+
+def _least(step: Callable[[], object], times: int) -> float:
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began = time.process_time_ns()
+        for _ in range(times):
+            step()
+        best = min(best, (time.process_time_ns() - began) / times / 1000)
+    return round(best, 2)
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def extra_bytes(step: Callable[[], object]) -> int:
+    """The most that ``step`` held at once of what Python allocates, beyond what there was before."""
+    step()  # what is made once and kept is not the call's
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        step()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def requests() -> dict[str, tuple[Contract, bytes]]:
+    """What is read, by name: a prompt as each contract has it, an image, and a large tensor."""
+    sampling = json.dumps({"max_tokens": 256, "temperature": 0.2}).encode()
+    text = ("text_input", "BYTES", [1, 1], packed(PROMPT))
+    most = ("max_tokens", "INT32", [1, 1], struct.pack("<i", 256))
+    made = {
+        "vllm, prompt of 1 KB": (Contract.VLLM, request(
+            "m", ("text_input", "BYTES", [1], packed(PROMPT)), ("sampling_parameters", "BYTES", [1], packed(sampling)),
+        )),
+        "trtllm, prompt of 1 KB": (Contract.TRTLLM, request("m", text, most)),
+        "generic, text of 1 KB": (Contract.GENERIC, request("m", text)),
+        "generic, image of 1 MB in BYTES": (
+            Contract.GENERIC, request("m", ("image", "BYTES", [1], packed(bytes(2**20)))),
+        ),
+        "generic, image of 1 MB in UINT8": (
+            Contract.GENERIC, request("m", ("image", "UINT8", [1024, 1024], bytes(2**20))),
+        ),
+        "generic, tensor of 64 MB": (Contract.GENERIC, request("m", ("x", "FP32", [2**24], bytes(2**26)))),
+    }  # fmt: skip
+    return {name: (contract, bytes(message.SerializeToString())) for name, (contract, message) in made.items()}
+
+
+def reading(contract: Contract, message: bytes) -> Callable[[], InferenceFacts]:
+    """All that is read of ``message`` before anything is decided by it: its model, then its facts."""
+    reader = TritonReader(Isolation(ModelBook(), _KEY, SequenceTable(_KEY)))
+    profile = ModelProfile("m", contract, stated=True)
+
+    def read() -> InferenceFacts:
+        reader.head(_UNARY, message)
+        return reader.facts(_UNARY, message, profile)
+
+    return read
+
+
+def _requests(scale: int) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for name, (contract, message) in requests().items():
+        read = reading(contract, message)
+        found[name] = {
+            "message_bytes": len(message), "us": _least(read, 5_000 // scale), "extra_bytes": extra_bytes(read),
+        }  # fmt: skip
+    return found
+
+
+# --- guards -------------------------------------------------------------------------------------------------------
+
+
+def _guards(scale: int) -> dict[str, dict[str, float]]:
+    looked = {kind: {"classes": (kind,)} for kind in _CLASSES}
+    looked |= {"all classes": {"classes": _CLASSES}, "a pattern": {"patterns": ("(?i)project x",)}}
+    return {name: _guard(scale, **what) for name, what in looked.items()}
+
+
+def _guard(scale: int, **what: Any) -> dict[str, float]:
+    """µs for each KB of text in which nothing is found, of a prompt and of an output told in pieces of 16 bytes."""
+    prompt = _compiled("prompt", what)
+    facts = InferenceFacts(prompts=(PROMPT,))
+    kilobytes = len(PROMPT) / 1024
+    pieces = [(PROMPT[at : at + 16],) for at in range(0, len(PROMPT), 16)]
+    output = _compiled("output", what)
+
+    def watch() -> None:
+        watched = output.watch()
+        assert watched is not None
+        for piece in pieces:
+            assert not watched.feed(piece)
+
+    assert not prompt.prompt(facts)
+    return {
+        "prompt_us_per_kb": round(_least(lambda: prompt.prompt(facts), 500 // scale) / kilobytes, 2),
+        "stream_us_per_kb": round(_least(watch, 20 // min(scale, 2)) / kilobytes, 2),
+    }
+
+
+def _compiled(on: str, what: dict[str, Any]) -> Guards:
+    compiled = compile_guards([GuardDoc.model_validate({"id": "bench", "on": on, "then": "deny", **what})])
+    assert compiled is not None
+    return compiled
