@@ -169,7 +169,8 @@ def build(settings: Settings) -> Rooms:
     certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
     identity = Identifier(TokenVerifier(issuers, book), ring, certificates, _bound(settings))
     models = ModelBook()
-    isolation = Isolation(models, key, SequenceTable(Secret(secrets.token_bytes(32))))
+    sequences = SequenceTable(Secret(secrets.token_bytes(32)), call_timeout=settings.bounds.call_timeout)
+    isolation = Isolation(models, key, sequences)
     ports = Ports(identity, policies, TritonReader(isolation, _counters(settings)), quotas, recorder, instruments)
     governor = Governor(ports, mode=Mode(settings.mode))
     live = LiveRpcs()

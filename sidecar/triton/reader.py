@@ -202,17 +202,18 @@ class TritonReader:
         )
 
     def ended(self, admission: Admission, outcome: Outcome, usage: Usage, at: Instant) -> None:
-        """Count an inference for its tenant's ModelStatistics; where it was its sequence's last, that has ended."""
+        """Count an inference for its tenant's ModelStatistics; where it was its sequence's last, that ends."""
         undo = admission.forward.undo
-        if undo is not None and undo.sequence is not None and outcome.kind is OutcomeKind.COMPLETED:
+        failed = outcome.kind is not OutcomeKind.COMPLETED
+        if undo is not None and undo.sequence is not None:
             tenant, model = admission.principal.tenant, admission.verdict.profile.name
-            self._isolation.sequences.leave(tenant, model, *undo.sequence, at.mono_ns)
+            self._isolation.sequences.leave(tenant, model, *undo.sequence, at.mono_ns, failed=failed)
         if admission.call.method.action is Action.INFER:
             self._tallies.add(
                 admission.principal.tenant,
                 admission.verdict.profile.name,
                 usage.model_version or admission.facts.version,
-                failed=outcome.kind is not OutcomeKind.COMPLETED,
+                failed=failed,
                 duration_ns=usage.duration_ns,
                 wall_ns=at.wall_ns,
             )

@@ -19,8 +19,9 @@ TOTAL: Final = 65_536  # of all
 GRACE_NS: Final = 60 * 10**9  # beyond the model's own idle time: a sequence that Triton still knows is known here too
 IDLE_MAX_NS: Final = 86_400 * 10**9
 # An id of 32 bits is not given out again for this long: a request of its old sequence may still stand in a queue, and
-# would then join the new one. Longer than a call may take (bounds.call_timeout, 600 s unless configured).
+# would then join the new one. So longer than a call may take (bounds.call_timeout, 600 s unless configured).
 RESTS_NS: Final = 900 * 10**9
+_LATE_NS: Final = 60 * 10**9  # that a call's end may be late at Triton, where calls may take longer than that
 RESTING_MAX: Final = 262_144  # of one model: some 290 new sequences a second for those 15 minutes
 _SWEEP_NS: Final = 10**9  # between two looks through all of them, however often there is no room
 RULE: Final = "isolation.sequences"
@@ -55,18 +56,26 @@ class _Narrow:
 
 
 _Place = tuple[str, str]  # tenant, model
+_Where = tuple[str, int | str]  # model, client's id
 
 
 class SequenceTable:
     """All live sequences of this sidecar. Times are monotonic ns. Safe from several threads; one short lock."""
 
-    def __init__(self, key: Secret, *, per_tenant: int = PER_TENANT, total: int = TOTAL) -> None:
-        """``key``: 32 random bytes of this process, so that ids can't be guessed and differ from the last process's."""
+    def __init__(
+        self, key: Secret, *, call_timeout: float = 0.0, per_tenant: int = PER_TENANT, total: int = TOTAL
+    ) -> None:
+        """``key``: 32 random bytes of this process, so that ids can't be guessed and differ from the last process's.
+
+        ``call_timeout``: the longest a call may take, in seconds.
+        """
         self._key = key.reveal()
+        self._rests_ns = max(RESTS_NS, int(call_timeout * 1e9) + _LATE_NS)
         self._per_tenant, self._total = per_tenant, total
         self._lock = threading.Lock()
         self._places: dict[_Place, OrderedDict[int | str, _Entry]] = {}  # the longest idle first
         self._counts: dict[str, int] = {}
+        self._failed: dict[str, OrderedDict[_Where, None]] = {}  # by tenant: whose END failed, the oldest first
         self._narrow: dict[str, _Narrow] = {}
         self._size = 0
         self._serial = 0
@@ -96,17 +105,29 @@ class SequenceTable:
                 self._places.setdefault(place, OrderedDict())[client] = entry
                 self._counts[tenant] = self._counts.get(tenant, 0) + 1
                 self._size += 1
-            elif start:
-                entry.epoch = self._next()
+            else:
+                self._recall(tenant, (model, client))
+                if start:
+                    entry.epoch = self._next()
             entry.until = at_ns + min(kept.idle_us * 1000, IDLE_MAX_NS) + GRACE_NS
             self._places[place].move_to_end(client)
             return Given(entry.id, entry.epoch)
 
-    def leave(self, tenant: str, model: str, client: int | str, epoch: int, at_ns: int) -> None:
-        """A sequence's last request was answered; nothing where it was begun anew since."""
+    def leave(
+        self, tenant: str, model: str, client: int | str, epoch: int, at_ns: int, *, failed: bool = False
+    ) -> None:
+        """A sequence's last request was answered; nothing where it was begun anew since.
+
+        ``failed``: with an error. Triton has ended the sequence if it came to the model, and not if it was refused
+        before (it may then be sent again), and doesn't say which. So the sequence stays, but makes room for the next.
+        """
         with self._lock:
             entry = self._entry((tenant, model), client)
-            if entry is not None and entry.epoch == epoch:
+            if entry is None or entry.epoch != epoch:
+                return
+            if failed:
+                self._failed.setdefault(tenant, OrderedDict())[model, client] = None
+            else:
                 self._drop((tenant, model), client, at_ns)
 
     # --- under the lock --------------------------------------------------------------------------------------------
@@ -128,6 +149,7 @@ class SequenceTable:
 
     def _drop(self, place: _Place, client: int | str, at_ns: int) -> None:
         tenant, model = place
+        self._recall(tenant, (model, client))
         entry = self._places[place].pop(client)
         if not self._places[place]:
             del self._places[place]
@@ -137,15 +159,11 @@ class SequenceTable:
             del self._counts[tenant]
         narrow = self._narrow.get(model)
         if narrow is not None and isinstance(entry.id, int) and entry.id in narrow.taken:
-            narrow.resting.append((at_ns + RESTS_NS, entry.id))
+            narrow.resting.append((at_ns + self._rests_ns, entry.id))
 
     def _begin(self, place: _Place, ids: CorrelationId, at_ns: int) -> _Entry | Denial:
         tenant, model = place
-        if self._counts.get(tenant, 0) >= self._per_tenant:
-            self._expire([each for each in self._places if each[0] == tenant], at_ns)
-        if self._size >= self._total and at_ns - self._swept_ns >= _SWEEP_NS:
-            self._swept_ns = at_ns
-            self._expire(list(self._places), at_ns)
+        self._make_room(tenant, at_ns)
         if self._counts.get(tenant, 0) >= self._per_tenant:
             return Denial(Reason.CONCURRENCY, f"{self._per_tenant} sequences at once", 1.0, rule=RULE)
         if self._size >= self._total:
@@ -162,6 +180,28 @@ class SequenceTable:
                 raise AssertionError("isolation refuses these before")
             case unreachable:
                 assert_never(unreachable)
+
+    def _make_room(self, tenant: str, at_ns: int) -> None:
+        """Where there is none: by what was idle too long, else by one whose END failed (the tenant's own first)."""
+        if self._counts.get(tenant, 0) >= self._per_tenant:
+            self._expire([each for each in self._places if each[0] == tenant], at_ns)
+        if self._size >= self._total and at_ns - self._swept_ns >= _SWEEP_NS:
+            self._swept_ns = at_ns
+            self._expire(list(self._places), at_ns)
+        own = self._counts.get(tenant, 0) >= self._per_tenant
+        if own or self._size >= self._total:
+            whose = tenant if own or tenant in self._failed else next(iter(self._failed), "")
+            if whose in self._failed:
+                model, client = next(iter(self._failed[whose]))
+                self._drop((whose, model), client, at_ns)
+
+    def _recall(self, tenant: str, where: _Where) -> None:
+        """It goes on, or is gone: no more one of those whose END failed."""
+        failed = self._failed.get(tenant)
+        if failed is not None and where in failed:
+            del failed[where]
+            if not failed:
+                del self._failed[tenant]
 
     def _begin_narrow(self, model: str, epoch: int, at_ns: int) -> _Entry | Denial:
         narrow = self._narrow.setdefault(model, _Narrow())

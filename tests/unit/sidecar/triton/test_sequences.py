@@ -112,6 +112,45 @@ def test_all_sequences_are_bounded_and_room_comes_back() -> None:
     assert len(made) == 1
 
 
+def test_a_sequence_whose_end_failed_stays_until_its_room_is_wanted() -> None:
+    """Triton may have refused the END before the model saw it: then it can be sent again."""
+    made = table(per_tenant=2)
+    first, second = begun(made, 1), begun(made, 2)
+    made.leave("acme", "m", 1, first.epoch, 0, failed=True)
+    assert alive(made, 1)  # and by this request it goes on
+    assert isinstance(enter(made, 3, start=True), Denial)
+    for client, known in ((2, second), (1, first)):
+        made.leave("acme", "m", client, known.epoch, 0, failed=True)
+    begun(made, 3)
+    assert (alive(made, 2), alive(made, 1)) == (False, True)
+    made.leave("acme", "m", 1, first.epoch - 1, 0, failed=True)  # of another epoch: nothing
+    assert isinstance(enter(made, 4, start=True), Denial)
+    assert len(made) == 2
+
+
+def test_room_for_all_is_made_by_ones_own_failed_end_before_anothers() -> None:
+    made = table(total=3)
+    for tenant in ("a", "b", "c"):
+        found = begun(made, tenant=tenant)
+        if tenant != "c":
+            made.leave(tenant, "m", 1, found.epoch, 0, failed=True)
+    begun(made, 2, tenant="b", at=SECOND)
+    assert [alive(made, tenant=tenant, at=SECOND) for tenant in ("c", "b")] == [True, False]
+    begun(made, 2, tenant="d", at=SECOND)  # has none: the oldest of anybody's
+    assert not alive(made, tenant="a", at=SECOND)
+    assert isinstance(enter(made, 2, tenant="e", at=SECOND, start=True), Denial)
+    assert (len(made), made._failed) == (3, {})
+
+
+def test_a_narrow_id_rests_longer_than_any_call_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESTING_MAX", 1)
+    made = SequenceTable(KEY, call_timeout=3600.0)
+    made.leave("acme", "m", 1, begun(made, 1, kept=NARROW).epoch, 0)
+    refused = enter(made, 2, kept=NARROW, start=True)
+    assert isinstance(refused, Denial)
+    assert refused.retry_after == 3660.0
+
+
 def test_a_narrow_id_rests_before_it_is_anybodys_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_NARROW", 3)  # ids from 1 to 3
     made = table()
@@ -137,7 +176,7 @@ def test_narrow_ids_that_rest_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["enter", "start", "leave"]),
+        st.sampled_from(["enter", "start", "leave", "fail"]),
         st.sampled_from(["a", "b", "c"]),
         st.integers(1, 4),
         st.integers(0, 40 * SECOND),
@@ -157,6 +196,10 @@ def test_live_sequences_never_share_an_id(steps: list[tuple[str, str, int, int]]
         for step, tenant, client, passed in steps:
             at += passed
             place = (tenant, client)
+            if step == "fail":
+                if place in held:
+                    made.leave(tenant, "m", client, held[place].epoch, at, failed=True)
+                continue
             if step == "leave":
                 known = held.pop(place, None)
                 if known is not None:
@@ -165,7 +208,7 @@ def test_live_sequences_never_share_an_id(steps: list[tuple[str, str, int, int]]
             found = enter(made, client, tenant=tenant, kept=kept, at=at, start=step == "start")
             if isinstance(found, Denial):
                 if found.reason is Reason.REQUEST_MALFORMED:
-                    held.pop(place, None)  # it was idle too long
+                    held.pop(place, None)  # it was idle too long, or made room after its END had failed
                 continue
             if step == "enter":
                 assert found == held[place]
