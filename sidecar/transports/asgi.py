@@ -99,13 +99,35 @@ class AsgiWire:
         return self._departures.setdefault(asyncio.get_running_loop(), Departures())
 
     async def _answer(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
-        if not context.method.streaming:
-            await reply.message(health.answer(self._services, context))
-            await reply.finish(render.OK)
+        if context.method.streaming:
+            with self._watches.one() as live:
+                denial = health.TOO_MANY if live is None else await self._watch(context, receive, reply, live)
+            await reply.finish(render.status(denial, context.id))
             return
-        with self._watches.one() as live:
-            denial = health.TOO_MANY if live is None else await self._watch(context, receive, reply, live)
-        await reply.finish(render.status(denial, context.id))
+        answer: bytes | render.Status
+        if health.names_service(context):
+            asked = await self._asked(context, receive)
+            if isinstance(asked, Denial):
+                answer = render.status(asked, context.id)
+            else:
+                answer = health.check(self._services, context, asked)
+        else:
+            answer = health.answer(self._services, context)
+        if isinstance(answer, bytes):
+            await reply.message(answer)
+            answer = render.OK
+        await reply.finish(answer)
+
+    async def _asked(self, context: RpcContext, receive: Receive) -> bytes | Denial:
+        """The one message of a request for health. Taken from no budget: probes must not fail of that."""
+        try:
+            return await within(health.patience(self._services, context), _only(receive, context.encoding))
+        except TimeoutError:
+            return EXPIRED
+        except MalformedRequest as fault:
+            return Denial(fault.reason, fault.detail, rule="health")
+        except UnsupportedEncoding as fault:
+            return unary.undecodable(str(fault))
 
     async def _watch(self, context: RpcContext, receive: Receive, reply: _Reply, live: LiveRpc) -> Denial:
         """How the Watch ended. Its client's departure is looked for all the while: nothing else may ever be sent."""
@@ -114,13 +136,13 @@ class AsgiWire:
             return bool((await receive())["type"] == "http.disconnect")
 
         try:
-            if not await within(context.remaining(self._services.now()), _fits(receive)):
-                return health.TOO_LARGE
+            asked = await self._asked(context, receive)
+            served = asked if isinstance(asked, Denial) else health.known(asked)
+            if isinstance(served, Denial):
+                return served
             with self._departures_here().watch(gone):
-                async for message in health.changes(self._services, context):
+                async for message in health.changes(self._services, context, served=served):
                     await reply.message(message)
-        except TimeoutError:
-            return EXPIRED
         except asyncio.CancelledError:
             if live.ending is None:
                 raise
@@ -184,17 +206,25 @@ async def _first_word(receive: Receive) -> None:
             await receive()
 
 
-async def _fits(receive: Receive) -> bool:
-    """Read a request that is not looked at, to its end; False where it is too large. Raises ``ClientGone``."""
-    size = 0
-    while size <= health.REQUEST_BYTES:
+async def _only(receive: Receive, encoding: str) -> bytes:
+    """A request's one message; raises ``ClientGone``, ``MalformedRequest``, ``UnsupportedEncoding``."""
+    frames, size = FrameReader(health.REQUEST_BYTES, encoding), 0
+    found: list[bytes] = []
+    while True:
         event = await receive()
         if event["type"] == "http.disconnect":
             raise ClientGone
-        size += len(event.get("body", b""))
+        data = event.get("body", b"")
+        size += len(data)
+        if size > health.REQUEST_BYTES:
+            raise MalformedRequest(health.TOO_LARGE.detail, health.TOO_LARGE.reason)
+        found += frames.feed(data)
         if not event.get("more_body", False):
-            return True
-    return False
+            break
+    frames.end()
+    if len(found) != 1:
+        raise MalformedRequest(unary.miscounted(len(found)).detail)
+    return found[0]
 
 
 class _Body:

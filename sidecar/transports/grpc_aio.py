@@ -113,7 +113,7 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
     async def _serve(self, rpc: RpcContext, context: Context) -> unary.Answer:
         if not governed(rpc.method):
-            return unary.Answer(health.answer(self._services, rpc), render.OK)
+            return await self._health(rpc, context)
         status = unary.refuse(self._services, rpc)
         if status is not None:
             return unary.Answer(None, status)
@@ -126,6 +126,26 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                 if live.ending is None:
                     raise
                 return unary.Answer(None, render.status(live.ending, rpc.id))
+
+    async def _health(self, rpc: RpcContext, context: Context) -> unary.Answer:
+        if not health.names_service(rpc):
+            return unary.Answer(health.answer(self._services, rpc), render.OK)
+        asked = await self._asked(rpc, context)
+        if isinstance(asked, Denial):
+            return unary.Answer(None, render.status(asked, rpc.id))
+        answer = health.check(self._services, rpc, asked)
+        return unary.Answer(answer, render.OK) if isinstance(answer, bytes) else unary.Answer(None, answer)
+
+    async def _asked(self, rpc: RpcContext, context: Context) -> bytes | Denial:
+        """The first message of a request for health."""
+        try:
+            async with asyncio.timeout(health.patience(self._services, rpc)):
+                message = await context.read()
+        except TimeoutError:
+            return EXPIRED
+        if not isinstance(message, bytes):
+            return unary.miscounted(0)
+        return message if len(message) <= health.REQUEST_BYTES else health.TOO_LARGE
 
     async def _answer(self, rpc: RpcContext, context: Context, held: Held, live: LiveRpc) -> unary.Answer:
         found = []
@@ -174,7 +194,11 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                 return health.TOO_MANY
             write = _writer(context)
             try:
-                async for message in health.changes(self._services, rpc):
+                asked = await self._asked(rpc, context)
+                served = asked if isinstance(asked, Denial) else health.known(asked)
+                if isinstance(served, Denial):
+                    return served
+                async for message in health.changes(self._services, rpc, served=served):
                     await write(message)
             except asyncio.CancelledError:
                 if live.ending is None:

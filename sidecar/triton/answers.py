@@ -7,14 +7,16 @@ from typing import Final
 
 from sidecar.triton.protos import ModelStreamInferResponse
 
-__all__ = ["health", "reworded", "server_live", "server_ready", "stream_error"]
+__all__ = ["SERVICE_UNKNOWN", "health", "reworded", "server_live", "server_ready", "stream_error"]
 
 # One varint field numbered 1 each: ServerLiveResponse.live, ServerReadyResponse.ready (bool), and
-# grpc.health.v1.HealthCheckResponse.status (SERVING = 1, NOT_SERVING = 2). False is proto3's default: not written.
+# grpc.health.v1.HealthCheckResponse.status (SERVING = 1, NOT_SERVING = 2, SERVICE_UNKNOWN = 3). False is
+# proto3's default: not written.
 _FALSE: Final = b""
 _TRUE: Final = b"\x08\x01"
 _SERVING: Final = b"\x08\x01"
 _NOT_SERVING: Final = b"\x08\x02"
+SERVICE_UNKNOWN: Final = b"\x08\x03"  # to a Watch only
 
 
 def server_live(live: bool) -> bytes:  # noqa: FBT001 — the answer is the one thing passed

@@ -369,6 +369,41 @@ async def test_a_watchs_request_is_bounded(events: list[dict[str, Any]], status:
     assert (request.status, request.messages, len(request.live)) == (status, [], 0)
 
 
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ([body(frame(b""))], "0"),
+        ([body(frame(b"\x0a\x1einference.GRPC"), more=True), body(b"")], "3"),
+        ([body(frame(b"\x0a\x1einference.GRPCInferenceService")[:9], more=True),
+          body(frame(b"\x0a\x1einference.GRPCInferenceService")[9:])], "0"),
+        ([body(frame(b"\x0a\x04chat"))], "5"),
+        ([body(frame(b"") * 2)], "3"),
+        ([body()], "3"),
+        ([body(b"\x01" + frame(gzip.compress(b"\x0a\x04chat"))[1:])], "5"),
+        ([body(frame(b"")[:3])], "3"),
+        ([body(b"x" * 40_000, more=True)] * 2, "3"),
+        ([body(b"\x00", more=True)], "4"),
+    ],
+)  # fmt: skip
+async def test_a_check_is_of_the_service_that_it_names(events: list[dict[str, Any]], status: str) -> None:
+    request = Request()
+    headers = ((b"grpc-timeout", b"50m"), (b"grpc-encoding", b"gzip"))
+    await request("/grpc.health.v1.Health/Check", *events, headers=headers, stays=True)
+    assert (request.status, request.messages) == (status, [b"\x08\x01"] if status == "0" else [])
+    assert (request.kinds, len(request.live), request.world.crashes) == ([], 0, [])
+
+
+async def test_a_watch_of_another_service_is_told_so_and_goes_on() -> None:
+    request = Request()
+    task = asyncio.ensure_future(request(WATCH, body(frame(b"\x0a\x04chat"))))
+    while len(request.sent) < 2:
+        await asyncio.sleep(0)
+    assert (request.messages, task.done()) == ([b"\x08\x03"], False)
+    request.live.cut_idle(DRAINED)
+    await asyncio.wait_for(task, 5)
+    await quiet("departures")
+
+
 async def test_a_watch_beyond_those_that_may_be_open_is_refused() -> None:
     request = Request()
     request.wire._watches = health.Watches(request.live, most=1)

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from sidecar.transports import grpc_aio, grpc_frames
+from sidecar.transports import grpc_aio, grpc_frames, health
 from sidecar.transports.exchange import DRAINED
 from sidecar.transports.live import LiveRpcs
 from sidecar.transports.outbox import ClientGone
@@ -98,7 +98,8 @@ async def test_a_crash_is_counted_and_internal_and_its_text_untold(method: str) 
     wire.world.ports.faults["identify"] = RuntimeError("secret detail")
     wire.interceptor._services = replace(wire.world.services, ready=fail)
     async with wire.client() as channel:
-        call = channel.stream_stream(method)(aiter_of(REQUEST), metadata=CREDENTIAL, timeout=20)
+        message = b"" if method.startswith(HEALTH) else REQUEST
+        call = channel.stream_stream(method)(aiter_of(message), metadata=CREDENTIAL, timeout=20)
         with pytest.raises(grpc.aio.AioRpcError) as told:
             await call.read()
     assert told.value.code() is grpc.StatusCode.INTERNAL
@@ -179,6 +180,32 @@ async def test_a_watch_ends_with_its_client_and_with_a_drain() -> None:
         wire.live.cut_idle(DRAINED)
         assert await staying.code() is grpc.StatusCode.UNAVAILABLE
     assert (len(wire.live), wire.world.crashes) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (b"", "OK"), (b"\x0a\x1einference.GRPCInferenceService", "OK"), (b"\x0a\x04chat", "NOT_FOUND"),
+        (b"\xff", "INVALID_ARGUMENT"), (bytes(health.REQUEST_BYTES + 1), "INVALID_ARGUMENT"),
+    ],
+)  # fmt: skip
+async def test_a_check_is_of_the_service_that_it_names(message: bytes, code: str) -> None:
+    wire = Wire()
+    async with wire.client() as channel:
+        call = channel.unary_unary(HEALTH + "Check")(message, timeout=20)
+        assert (await call.code()).name == code
+        if code == "OK":
+            assert await call == b"\x08\x01"
+
+
+async def test_a_watch_of_another_service_goes_on() -> None:
+    wire = Wire()
+    async with wire.client() as channel:
+        call = channel.unary_stream(WATCH)(b"\x0a\x04chat", timeout=20)
+        assert await call.read() == b"\x08\x03"
+        assert (call.done(), len(wire.live)) == (False, 1)
+        refused = channel.unary_stream(WATCH)(b"\xff", timeout=20)
+        assert await refused.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_an_answer_counts_until_its_client_has_it() -> None:
