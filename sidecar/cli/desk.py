@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import sqlalchemy as sa
 
@@ -18,12 +18,13 @@ from audit import store as audit_store
 from sidecar.cli.common import Exit, fail, need
 from sidecar.core.model import Secret
 from sidecar.identity.files import load_pepper
-from sidecar.identity.store import KeyEvent, Office
+from sidecar.identity.store import KeyEvent, Office, Refusal
 from sidecar.runtime import settings as settings_module
 from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import KeysSection, Settings, SettingsError
 
 _STATEMENT_MS: Final = 5_000
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +110,10 @@ def record_key_event(connection: sa.Connection, event: KeyEvent) -> None:
     audit_store.record_event(
         connection, rows.officer_row(event_id, event.at, event.kind, event.actor, "", dict(event.detail))
     )
+
+
+def done(result: _T | Refusal) -> _T:
+    """What a step made; a refused step is the answer no. Raised inside the transaction, so that it is rolled back."""
+    if isinstance(result, Refusal):
+        fail(Exit.NO, result.detail)
+    return result

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Column, Table
 
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
-from sidecar.cli.desk import key_desk
+from sidecar.cli.desk import done, key_desk
 from sidecar.cli.words import (
     ROLES_HELP,
     duration,
@@ -24,13 +24,12 @@ from sidecar.cli.words import (
 )
 from sidecar.identity import leaks, store
 from sidecar.identity.keys import ID_LENGTH
-from sidecar.identity.store import Issued, KeyInfo, NewKey, Refusal
+from sidecar.identity.store import Issued, KeyInfo, NewKey
 
 app = typer.Typer(
     no_args_is_help=True, help="API keys: issue, list, show, rotate, revoke, expire; end those that leaked."
 )
 
-_T = TypeVar("_T")
 _WHERE = 500  # characters
 _PIPE_WIDTH = 240  # columns
 
@@ -87,7 +86,7 @@ def issue(
     )
     desk = key_desk(config)
     with desk.transaction() as connection:
-        issued = _done(store.issue(connection, desk.office, new, at))
+        issued = done(store.issue(connection, desk.office, new, at))
     _tell_secret(issued, as_json=as_json)
 
 
@@ -152,7 +151,7 @@ def rotate(
     overlap = duration("--grace", grace)
     desk = key_desk(config)
     with desk.transaction() as connection:
-        issued = _done(store.rotate(connection, desk.office, key_id, overlap, utc_now(), replace=replace))
+        issued = done(store.rotate(connection, desk.office, key_id, overlap, utc_now(), replace=replace))
     _tell_secret(issued, as_json=as_json)
 
 
@@ -161,7 +160,7 @@ def revoke(key_id: KeyId, config: ConfigOption = DEFAULT_CONFIG, *, as_json: Jso
     """End a key for good, everywhere, within about a second."""
     desk = key_desk(config)
     with desk.transaction() as connection:
-        info = _done(store.revoke(connection, desk.office, key_id, utc_now()))
+        info = done(store.revoke(connection, desk.office, key_id, utc_now()))
     _tell(info, as_json=as_json)
 
 
@@ -207,18 +206,11 @@ def expire(
     at = utc_now()
     desk = key_desk(config)
     with desk.transaction() as connection:
-        info = _done(store.expire(connection, desk.office, key_id, moment("--when", when, at), at))
+        info = done(store.expire(connection, desk.office, key_id, moment("--when", when, at), at))
     _tell(info, as_json=as_json)
 
 
 # --- what is said -------------------------------------------------------------------------------------------------
-
-
-def _done(result: _T | Refusal) -> _T:
-    """What a step made; a refused step is the answer no. Raised inside the transaction, so that it is rolled back."""
-    if isinstance(result, Refusal):
-        fail(Exit.NO, result.detail)
-    return result
 
 
 def _iso(at: datetime | None) -> str | None:

@@ -15,7 +15,7 @@ import typer
 
 from policies.units import parse_duration
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, emit, fail, here, program
-from sidecar.cli.desk import load_settings, operator, token_desk
+from sidecar.cli.desk import done, load_settings, operator, token_desk
 from sidecar.cli.words import ROLES_HELP, known_roles, moment
 from sidecar.identity import mint as minting
 from sidecar.identity import store
@@ -162,7 +162,8 @@ def revoke(
     jti: Annotated[str | None, typer.Option(help="The one token to revoke (its jti claim).")] = None,
     tenant: Annotated[str | None, typer.Option(help="With --issued-before: whose tokens.")] = None,
     issued_before: Annotated[
-        str | None, typer.Option(help="Revoke all issued before this time (RFC 3339), or before now.")
+        str | None,
+        typer.Option(help="Revoke all issued before this time, such as 2027-01-01T00:00:00Z, or before now."),
     ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     *,
@@ -177,8 +178,7 @@ def revoke(
             case (str(), str(), None, None):
                 new = store.deny_token(connection, desk.office, issuer, jti, at)
             case (None, None, str(), str()):
-                before = at if issued_before == "now" else moment("--issued-before", issued_before, at)
-                new = store.deny_tenant(connection, desk.office, tenant, before, at)
+                new = done(store.deny_tenant(connection, desk.office, tenant, _before(issued_before, at), at))
             case _:
                 fail(Exit.USAGE, "either --issuer with --jti, or --tenant with --issued-before")
     known = {"issuer": issuer, "jti": jti, "tenant": tenant, "issued_before": issued_before}
@@ -186,6 +186,15 @@ def revoke(
         emit({name: value for name, value in known.items() if value is not None} | {"new": new})
         return
     sys.stderr.write("Revoked.\n" if new else "Was revoked already.\n")
+
+
+def _before(value: str, at: datetime) -> datetime:
+    """``now``, or a time. A duration would be read as one ahead by some and as one back by others."""
+    if value == "now":
+        return at
+    if "T" not in value:
+        fail(Exit.USAGE, f"--issued-before: {value!r} is neither now nor a time such as 2027-01-01T00:00:00Z")
+    return moment("--issued-before", value, at)
 
 
 def _signing(settings: Settings, config: Path) -> SigningSection:

@@ -40,6 +40,7 @@ from sidecar.identity.keys import Randomness
 
 METADATA: Final = MetaData(schema="warden")
 CHANNEL: Final = "warden_api_keys"  # the tables' triggers notify it of every change that decides something
+MAX_AHEAD: Final = timedelta(minutes=5)  # of a denial by when tokens were issued: what an issuer's clock may be ahead
 LONGEST_TOKEN: Final = timedelta(days=366)  # no issuer's max_lifetime may be longer, so no denial is needed for longer
 
 API_KEYS: Final = Table(
@@ -327,8 +328,15 @@ def deny_token(connection: Connection, office: Office, issuer: str, jti: str, at
     return done is not None
 
 
-def deny_tenant(connection: Connection, office: Office, tenant: str, before: datetime, at: datetime) -> bool:
-    """Revoke all of a tenant's tokens that were issued before a moment; whether that is new. Never taken back."""
+def deny_tenant(connection: Connection, office: Office, tenant: str, before: datetime, at: datetime) -> bool | Refusal:
+    """Revoke all of a tenant's tokens that were issued before a moment; whether that is new. Never taken back.
+
+    So it may not be a later moment than now, or the tenant would get no good token until then.
+    """
+    if before > at + MAX_AHEAD:
+        return Refusal(
+            f"{_iso(before)} is yet to come: until then every new token of {tenant} would be refused, for good"
+        )
     values = {
         "tenant": tenant, "issued_before": before, "until": max(at, before) + LONGEST_TOKEN, "created_at": at,
         "created_by": office.actor,

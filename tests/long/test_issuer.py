@@ -20,7 +20,7 @@ FLOOD = 10_000
 
 
 def test_a_flood_over_two_cooldowns_makes_one_fetch_in_each(trusting: Sidecar, issuer: JwksServer) -> None:
-    """Must show 4, whole."""
+    """With the cooldown of 30 s that a source by URL has."""
     forger, seen, began = Forger(time.time()), Counter[str](), time.monotonic()
     with trusting.bare() as bare:
         eventually(lambda: reason(bare.unary(echo(), bearer(forger.good()))) == "OK", what="the issuer's keys")

@@ -392,3 +392,16 @@ def test_a_time_off_the_calendar_is_exit_2(config: Path, when: str) -> None:
     result = run(keys_command.app, config, "expire", made["id"], "--when", when)
     assert result.exit_code == 2
     assert "is neither a time" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "said"),
+    [("24h", 2, "neither now nor a time"), ("2999-01-01T00:00:00Z", 1, "is yet to come"), ("soon", 2, "neither")],
+)
+def test_tokens_that_are_yet_to_be_issued_are_not_revoked(
+    config: Path, dsn: str, before: str, code: int, said: str
+) -> None:
+    """It could never be taken back, and locks the tenant out until then."""
+    result = run(token_command.app, config, "revoke", "--tenant", "acme", "--issued-before", before)
+    assert (result.exit_code, said in result.stderr) == (code, True), result.stderr
+    assert query(dsn, "SELECT count(*) FROM warden.token_denials") == [(0,)]

@@ -107,7 +107,7 @@ def misbehave(bare: Bare, key: str, token: str) -> None:
 
 
 def test_a_secret_is_in_no_sink(own: Launch, tmp_path: Path) -> None:
-    """Must show 5."""
+    """Looked for in everything that a run with failures leaves behind."""
     sidecar = own()
     directory = sidecar.stack.directory
     pepper = read_pepper((directory / "keys" / "pepper.key").read_bytes())

@@ -174,7 +174,7 @@ def _jti(token: str) -> str:
 
 
 def test_rotation_under_load_refuses_nobody_until_the_grace_ends(sidecar: Sidecar, office: Office) -> None:
-    """Must show 3: a client on the old secret and one on the new call on; then only the new one may."""
+    """A client on the old secret and one on the new call on; then only the new one may."""
     key_id, old = office.issue()
     seen: dict[str, list[tuple[float, str]]] = {"old": [], "new": []}
     over = threading.Event()
@@ -234,7 +234,7 @@ def three(
 
 
 def test_revocation_reaches_three_sidecars_within_a_second(three: list[Sidecar]) -> None:
-    """Must show 2, first half."""
+    """Measured from the command to the first refused call, and to the end of a running stream."""
     office = Office(three[0])
     key_id, given = office.issue()
     bares = [Bare(sidecar.grpc) for sidecar in three]
@@ -269,7 +269,7 @@ def test_revocation_reaches_three_sidecars_within_a_second(three: list[Sidecar])
 def test_without_postgres_they_go_on_with_what_they_know_and_not_for_ever(
     three: list[Sidecar], postgres: Server
 ) -> None:
-    """Must show 2, second half: known keys go on, unknown ones UNAVAILABLE, and nobody once the bound is reached."""
+    """Known keys go on, unknown ones UNAVAILABLE, and nobody once the bound is reached."""
     sidecar = three[0]
     office = Office(sidecar)
     _, known = office.issue()

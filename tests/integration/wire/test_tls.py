@@ -189,7 +189,7 @@ def test_without_tls_there_is_no_connection(tls: Secured) -> None:
 
 
 def test_certificates_rotate_within_seconds_and_no_connection_drops(tls: Secured) -> None:
-    """Must show 6: a stream and its connection live on over the rotation; a mismatched pair changes nothing."""
+    """A stream and its connection live on over the rotation; a mismatched pair changes nothing."""
     pair = tls.clients.client(POD)
     before = tls.serial(pair)
     assert before == serial((tls.files / "tls.crt").read_bytes())

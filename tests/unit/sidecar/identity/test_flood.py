@@ -36,7 +36,7 @@ def flood(tokens: TokenVerifier, forger: Forger, number: int) -> None:
 
 
 def test_a_flood_of_random_kids_makes_one_fetch_a_cooldown() -> None:
-    """Must show 4, with the real refresher's thread; its cooldown here 0.2 s, so that the flood lasts several."""
+    """With the real refresher's thread; its cooldown here 0.2 s, so that the flood lasts several."""
     fetch, cooldown = TimedFetch(key_set()), 0.2
     source = JwksSource(fetch, ("EdDSA",), period=3600, cooldown=cooldown)
     refresher = JwksRefresher([source], lambda: NOW)
