@@ -94,8 +94,8 @@ def every_key(
 
     found = KeyTable(keys())
     left = {key_id: row for key_id, row in gone.items() if key_id not in found}
-    for number, part in enumerate(have.parts):
-        left |= {key_id: row for key_id, row in part.items() if key_id not in found and _has_end(row, at)}
+    for number, (before, now) in enumerate(zip(have.parts, found.parts, strict=True)):  # an id is in the same part
+        left |= {key_id: before[key_id] for key_id in before.keys() - now.keys() if _has_end(before[key_id], at)}
         if not number % _PARTS:
             pause()
     return Every(found, dict(islice(left.items(), max(0, len(left) - MAX_GONE), None)), revived)
