@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +43,7 @@ _TRANSPORT: Final[tuple[tuple[str, frozenset[Code], Reason], ...]] = (
     ("Socket closed", _UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE),
     ("recvmsg:", _UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE),
 )
+_PEER: Final = re.compile(r"^(?:ipv[46]|unix):\S+: ")  # grpcio puts whom it spoke to before its words
 _NOT_TOLD: Final = "the model failed; its own words are in the record of call {call}"
 
 
@@ -65,10 +67,10 @@ def translate(code: int, message: str, said: Said | None) -> Translated:
     ``said``: what the caller may read again. None: it may read all of Triton's words.
     """
     known = Code(code) if code in Code.__members__.values() else Code.UNKNOWN
-    own = errors.bare(message)
-    for beginning, codes, reason in _TRITON + _TRANSPORT:
-        if known in codes and own.startswith(beginning):
-            return _ours(reason, beginning)
+    for table, own in ((_TRITON, errors.bare(message)), (_TRANSPORT, _PEER.sub("", message, count=1))):
+        for beginning, codes, reason in table:
+            if known in codes and own.startswith(beginning):
+                return _ours(reason, beginning)
     if known is Code.UNAVAILABLE and not message:
         return _ours(Reason.UPSTREAM_UNAVAILABLE, "")
     return _told(known, message, said)
