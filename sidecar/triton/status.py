@@ -42,6 +42,11 @@ _TRANSPORT: Final[tuple[tuple[str, frozenset[Code], Reason], ...]] = (
     ("Connection reset by peer", _UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE),
     ("Socket closed", _UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE),
     ("recvmsg:", _UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE),
+    ("Stream removed (", _UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE),
+    ("Transport closed", _UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE),
+    ("GOAWAY received", _UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE),
+    ("Broken pipe", _UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE),
+    ("end of TCP stream", _UNAVAILABLE, Reason.UPSTREAM_UNAVAILABLE),
 )
 _PEER: Final = re.compile(r"^(?:ipv[46]|unix):\S+: ")  # grpcio puts whom it spoke to before its words
 _NOT_TOLD: Final = "the model failed; its own words are in the record of call {call}"

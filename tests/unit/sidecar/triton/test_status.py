@@ -36,6 +36,7 @@ SAID = Said(call="c-1", names=frozenset({"x", "m"}))
         (14, "Socket closed", Reason.UPSTREAM_UNAVAILABLE),
         (14, "recvmsg:Connection reset by peer", Reason.UPSTREAM_UNAVAILABLE),
         (14, "ipv4:10.0.0.7:8001: recvmsg:Connection reset by peer", Reason.UPSTREAM_UNAVAILABLE),
+        (14, "Stream removed (recvmsg:Connection reset by peer (104))", Reason.UPSTREAM_UNAVAILABLE),
         (14, "ipv6:[::1]:8001: Socket closed", Reason.UPSTREAM_UNAVAILABLE),
         (14, "", Reason.UPSTREAM_UNAVAILABLE),
     ],
