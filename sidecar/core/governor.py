@@ -69,6 +69,7 @@ OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="o
 
 class Mode(StrEnum):
     """``observe`` decides and records everything and enforces nothing: the safe first day next to running traffic.
+    What could end the server (``Denial.always``) is refused all the same, and ids go under isolation's names.
 
     Of a call that it would have refused by the end of the authorise step the record keeps no content.
     """
@@ -492,7 +493,7 @@ class _Decision:
         return self._verdict
 
     def _refuse(self, denial: Denial) -> None:
-        if not self.observe:
+        if not self.observe or denial.always:
             raise _Stop(denial)
         self.denial = self.denial or denial
 

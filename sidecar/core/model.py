@@ -317,6 +317,7 @@ class Denial(Struct, frozen=True):
 
     ``retry_after`` is in seconds. ``rule`` names what decided: a policy's id, a document's path, or a limit.
     ``resident``: residency was looked at and lets this tenant's data be here, whatever else refuses the call.
+    ``always``: enforced in mode observe too, because the call could end the server that everybody uses.
     """
 
     reason: Reason
@@ -328,6 +329,7 @@ class Denial(Struct, frozen=True):
     queue_ns: int = 0  # how long the call may wait for room instead of being refused at once
     policy: tuple[int, int] = (0, 0)  # the quota and its window (s), as the RateLimit-Policy field states them
     resident: bool = False
+    always: bool = False
 
     @property
     def public(self) -> str:

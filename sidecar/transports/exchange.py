@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, assert_never
 
 from msgspec import Struct
@@ -94,7 +95,7 @@ class Exchange:
         """A response as the client is sent it, without what it may not read in an in-band error."""
         if facts.error is None:
             return facts.message
-        told = triton_status.translate_in_band(facts.error, self._said()).message
+        told = self._translated(facts.error).message
         return facts.message if told == facts.error else reworded(facts.message, told)
 
     # --- endings ---------------------------------------------------------------------------------------------------
@@ -113,7 +114,7 @@ class Exchange:
             denial = self.complete()
             return render.OK if denial is None else render.status(denial, self.call.id)
         words = restored(end.message, None if self.recorded is None else self.recorded.admission.forward.undo)
-        told = triton_status.translate(end.code, words, self._said())
+        told = self._translated(words, end.code)
         self._settle(_failure(told, words))
         denial = _denial(told)
         return render.Status(told.code, told.message) if denial is None else render.status(denial, self.call.id)
@@ -123,7 +124,7 @@ class Exchange:
 
         A Denial is what the client is told instead of Triton's own text: as for a unary call, ``ended``.
         """
-        told = triton_status.translate_in_band(text, self._said())
+        told = self._translated(text)
         self.forwarded = False
         denial = self._settle(_failure(told, text))
         return denial or _denial(told)
@@ -137,7 +138,7 @@ class Exchange:
         denial = self.errored(text)
         if denial is not None:
             return render.status(denial, self.call.id)
-        told = triton_status.translate_in_band(text, self._said())
+        told = self._translated(text)
         return render.Status(told.code, told.message)
 
     def failed(self, denial: Denial) -> Denial:
@@ -146,6 +147,20 @@ class Exchange:
         words = denial.internal or denial.detail
         self._settle(Outcome(kind, REASONS[denial.reason].code, denial.reason, words, denial.rule))
         return denial
+
+    def _translated(self, words: str, code: int | None = None) -> triton_status.Translated:
+        """Triton's words as the client is told them; without ``code`` they came in-band."""
+        said = self._said()
+        if code is None:
+            told = triton_status.translate_in_band(words, said)
+        else:
+            told = triton_status.translate(code, words, said)
+        assert self.recorded is not None
+        verdict = self.recorded.admission.verdict
+        if said is not None or not verdict.alias:
+            return told
+        # Nothing is withheld, but the model is still called as the client called it.
+        return replace(told, message=told.message.replace(f"'{verdict.profile.name}'", f"'{verdict.alias}'"))
 
     def _said(self) -> Said | None:
         """What an error may say again to this caller. None: all of it, as only to those the whole server is shown."""

@@ -6,6 +6,8 @@ import hmac
 from dataclasses import dataclass
 from typing import Final
 
+from google.protobuf.message import DecodeError
+
 from sidecar.core.model import (
     Action,
     Call,
@@ -21,12 +23,14 @@ from sidecar.core.model import (
     Secret,
     Undo,
     Verdict,
+    replace,
 )
 from sidecar.core.reasons import Reason
 from sidecar.triton import suffix
 from sidecar.triton.contracts import STOP
 from sidecar.triton.counting import Counting, asked_for
 from sidecar.triton.knowledge import CorrelationId, Dialect, ModelBook, ModelFacts
+from sidecar.triton.protos import message_class
 from sidecar.triton.request import ELSEWHERE
 from sidecar.triton.sequences import SequenceTable
 
@@ -115,7 +119,7 @@ class Isolation:
         denial = self._unlearnt(facts, verdict) if model is None else None
         denial = denial or _forbidden(facts, verdict, contract, model)
         if denial is not None:
-            return denial
+            return replace(denial, always=True) if _kills(facts, model) else denial
         sequence = _NO_SEQUENCE
         if facts.parameters.get(_SEQUENCE):
             assert model is not None  # else unlearnt
@@ -172,9 +176,8 @@ class Isolation:
         if kept.ids is CorrelationId.MIXED or text is not isinstance(client, str):
             # A string where the model wants a number corrupts the heap of Triton 2.51, which dies of it later.
             wanted = "a string" if text else f"a number ({kept.ids})"
-            return Denial(
-                Reason.REQUEST_MALFORMED, f"parameter {_SEQUENCE}: must be {wanted} for this model", rule=RULE
-            )
+            detail = f"parameter {_SEQUENCE}: must be {wanted} for this model"
+            return Denial(Reason.REQUEST_MALFORMED, detail, rule=RULE, always=_kills(facts, model))
         start, end = (facts.parameters.get(name) is True for name in (_START, _END))
         given = self.sequences.enter(tenant, model.name, kept, client, at.mono_ns, start=start)
         if isinstance(given, Denial):
@@ -211,6 +214,33 @@ def _needs_knowledge(facts: InferenceFacts, verdict: Verdict) -> bool:
     if not verdict.profile.stated or facts.parameters.get(_SEQUENCE):
         return True
     return any(name.endswith(f"/{_CLASSIFICATION}") for name in facts.parameters)
+
+
+def _kills(facts: InferenceFacts, model: ModelFacts | None) -> bool:
+    """Whether Triton 2.51, sent this as the client wrote it, could die of it, and everybody's calls with it.
+
+    What is refused for that is refused in every mode. Of a model that isn't known the worst is taken.
+    """
+    sequence = facts.parameters.get(_SEQUENCE)
+    if isinstance(sequence, str) and sequence:
+        # Read as a number it corrupts the heap; read as text, one that is shorter than 128 ends the Python backend.
+        return model is None or model.sequences is not None
+    if any(tensor.name in _TRUSTED for tensor in facts.inputs):
+        return True
+    if facts.streaming and model is not None and model.dialect in _STREAMERS and not model.decoupled:
+        return True
+    return any(
+        name.endswith(f"/{_CLASSIFICATION}") and not _numeric(name.removeprefix("outputs/").rpartition("/")[0], model)
+        for name in facts.parameters
+    )
+
+
+_TRUSTED: Final = frozenset({"context_phase_params"})  # read by TensorRT-LLM as the memory of its own objects
+
+
+def _numeric(output: str, model: ModelFacts | None) -> bool:
+    declared = model.outputs.get(output) if model is not None else None
+    return declared is not None and declared.datatype != "BYTES"
 
 
 # --- what may not pass --------------------------------------------------------------------------------------------
@@ -319,6 +349,20 @@ def manage(call: Call, parameters: tuple[str, ...]) -> Forward | Denial:
 
     With ``config`` or ``file:…`` a load uploads a model, and so code; settings write files and can silence the log.
     """
-    if call.method.action is Action.MANAGE and parameters:
+    if call.method.action is Action.MANAGE and parameters and not _unloads_dependents(call):
         return _refuse(parameters[0], f"{call.method.name} may not carry any")
     return Forward(call.message)
+
+
+def _unloads_dependents(call: Call) -> bool:
+    """Whether all that is said is ``unload_dependents``: stock clients send it with every unload."""
+    if call.method.name != "RepositoryModelUnload":
+        return False
+    try:
+        said = message_class("RepositoryModelUnloadRequest").FromString(call.message).parameters
+    except DecodeError:
+        return False
+    return set(said) == {"unload_dependents"} and said["unload_dependents"].WhichOneof("parameter_choice") == _BOOL
+
+
+_BOOL: Final = "bool_param"

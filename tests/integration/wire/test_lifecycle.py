@@ -15,7 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as kserve
+from tritonclient.utils import InferenceServerException
 
 from sidecar.cli.demo.otlp import OtlpReceiver
 from sidecar.cli.demo.ports import free_ports
@@ -24,7 +27,7 @@ from sidecar.cli.demo.triton import start_triton
 from tests.support import h2
 from tests.support.postgres import Server
 from tests.support.sidecar import Launch, Sidecar, echo, ended, hold, said, slow
-from tests.support.stack import ROOT, eventually
+from tests.support.stack import ROOT, eventually, tensor
 
 pytestmark = pytest.mark.integration
 
@@ -320,6 +323,24 @@ class TestObserve:
                 assert sidecar.metric("warden_refusals_total", reason=reason, enforced="false") >= 1
             assert sidecar.record(answers["CREDENTIAL_MISSING"].call_id)["tenant"] == "(observed)"
             assert sidecar.record(answers["MODEL_NOT_FOUND"].call_id)["tenant"] == "birch"
+
+    def test_what_isolation_renames_is_renamed_and_what_could_end_triton_is_refused(self, own: Launch) -> None:
+        sidecar = own(overrides={"mode": "observe"})
+        with sidecar.client() as client:
+            result = client.infer(
+                "mirror", [tensor("i32", "INT32", 1)], request_id="mine", priority=1, headers=sidecar.headers()
+            )
+            seen = json.loads(result.as_numpy("report")[0])
+            assert seen["id"] == sidecar.sent("mine", model="mirror")
+            assert result.get_response().id == "mine"
+            number = kserve.InferInput("number", [1, 1], "INT32").set_data_from_numpy(np.ones((1, 1), np.int32))
+            for _ in range(20):  # a heap that was written to may take a while to show it
+                with pytest.raises(InferenceServerException, match=r"REQUEST_MALFORMED.*sequence_id: must be a number"):
+                    client.infer("counter", [number], sequence_id="five", sequence_start=True)
+            assert client.is_server_ready()
+        assert sidecar.metric("warden_refusals_total", reason="REQUEST_MALFORMED", enforced="true") == 20
+        with sidecar.bare() as bare:
+            assert bare.unary(echo(), {}).code == "OK"
 
 
 class TestConfiguration:

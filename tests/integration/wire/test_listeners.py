@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tritonclient.grpc as kserve
+from tritonclient.utils import InferenceServerException
 
 from sidecar.cli.demo.otlp import OtlpReceiver
 from sidecar.cli.demo.ports import free_ports
 from sidecar.cli.demo.process import StartError
 from sidecar.cli.demo.stack import Parts
+from sidecar.cli.demo.triton import start_triton
 from sidecar.runtime.compose import IN_KUBERNETES
 from tests.support.certificates import Authority, put
 from tests.support.postgres import Server
 from tests.support.sidecar import Bare, Launch, Sidecar, echo, launch, said, slow
-from tests.support.stack import Triton
+from tests.support.stack import ROOT, Triton, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -137,3 +141,39 @@ def test_under_kubernetes_it_starts_only_where_the_risk_is_stated(own: Launch, m
     own(name="stated", overrides={"listeners": [stated]})
     with Bare(str(listener["address"])) as bare:
         assert bare.unary(echo(), {}).code == "OK"
+
+
+def test_an_admins_listener_carries_what_model_analyzer_does(
+    own: Launch, otlp: OtlpReceiver, postgres: Server, tmp_path: Path
+) -> None:
+    """It sends no credential; it lists, loads, waits for, measures and unloads models."""
+    shutil.copytree(ROOT / "examples/models/echo", tmp_path / "models" / "echo")
+    running = start_triton(tmp_path / "triton", tmp_path / "models", extra_flags=["--model-control-mode=explicit"])
+    try:
+        (port,) = free_ports(1)
+        listener = {
+            "address": f"127.0.0.1:{port}",
+            "principal": {"tenant": "acme", "name": "analyzer", "roles": ["tenant", "admin"]},
+        }
+        parts = Parts(otlp, running.addresses, postgres.create_database())
+        sidecar = own(parts=parts, overrides={"listeners": [listener]})
+        with kserve.InferenceServerClient(str(listener["address"])) as client:
+            assert client.is_server_ready()
+            for _ in range(2):
+                client.load_model("echo")
+                assert {model.name: model.state for model in client.get_model_repository_index().models} == {
+                    "echo": "READY"
+                }
+                assert client.is_model_ready("echo")
+                assert client.get_model_config("echo").config.name == "echo"
+                eventually(lambda: Bare(str(listener["address"])).unary(echo(), {}).code == "OK", what="an inference")
+                assert client.get_inference_statistics("echo").model_stats[0].name == "echo"
+                client.unload_model("echo")
+                eventually(lambda: not client.is_model_ready("echo"), what="the model's end")
+            with pytest.raises(InferenceServerException, match=r"PARAMETER_NOT_ALLOWED.*RepositoryModelLoad"):
+                client.load_model("echo", config="{}")
+        with sidecar.bare() as bare:  # on the tenants' port nobody is an admin by that
+            path = "/inference.GRPCInferenceService/RepositoryModelUnload"
+            assert bare.unary(b"\x12\x04echo", sidecar.headers(), path=path).told().reason == "METHOD_NOT_ALLOWED"
+    finally:
+        running.stop()

@@ -19,7 +19,7 @@ from sidecar.runtime.digests import digest_directory
 from sidecar.triton.protos import ModelInferRequest, ModelInferResponse
 from tests.support.kserve import packed, request
 from tests.support.sidecar import Bare, Launch, Sidecar, slow
-from tests.support.stack import ROOT, eventually, filled
+from tests.support.stack import ROOT, eventually, filled, tensor
 
 pytestmark = pytest.mark.integration
 EMBED = ROOT / "examples" / "models" / "embed"
@@ -177,6 +177,9 @@ def test_an_alias_answers_by_the_name_that_was_asked_for(own: Launch) -> None:
         with pytest.raises(InferenceServerException) as failure:
             client.infer("no-such", [texts("a house")], headers=headers)
         assert "NOT_FOUND" in str(failure.value.status())
+        with pytest.raises(InferenceServerException, match="'vectors'") as failure:  # Triton's words, of `embed`
+            client.infer("vectors", [texts("a house"), tensor("odd", "INT32", 1)], headers=headers)
+        assert "embed" not in str(failure.value)
     with sidecar.bare() as bare:
         asked = ModelInferRequest.FromString(slow(3, 0, id="s"))
         asked.model_name = "assistant"

@@ -473,6 +473,16 @@ def test_the_reader_is_told_what_the_caller_may_know_of_and_all_of_it_to_observe
             assert (sees("chat", ""), sees("foreign", "1")) == (True, foreign)
 
 
+def test_observing_refuses_what_could_end_the_server() -> None:
+    denial = Denial(Reason.REQUEST_MALFORMED, "kills", always=True)
+    stage = observing(denials={"isolate": denial})
+    refused = stage.governor.open(a_call(), AT)
+    assert isinstance(refused, Refused)
+    assert refused.denial is denial
+    assert stage.instruments.counted == [("refused", Reason.REQUEST_MALFORMED)]
+    assert "reserve" not in stage.ports.steps
+
+
 def test_observing_keeps_the_first_refusal() -> None:
     first, second = Denial(Reason.KEY_UNKNOWN), Denial(Reason.RATE_TOKENS)
     recorded = observing(denials={"identify": first, "reserve": second}).governor.open(a_call(), AT)

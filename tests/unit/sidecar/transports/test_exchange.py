@@ -171,3 +171,11 @@ def test_what_triton_ended_itself_is_given_back_at_once(ending: Callable[[Exchan
     exchange.forwarded = True
     ending(exchange)
     assert not world.ports.held
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_an_error_names_an_aliased_model_as_its_client_does(mode: Mode) -> None:
+    text = "unexpected inference input 'text_input' for model 'chat-small'"
+    worlds = [World(ports=FakePorts(aliases={"chat": "chat-small"}), mode=mode) for _ in range(2)]
+    told = [opened(worlds[0]).ended(UpstreamEnd(3, text)), opened(worlds[1]).erred(text)]
+    assert {each.message for each in told} == {"unexpected inference input 'text_input' for model 'chat'"}

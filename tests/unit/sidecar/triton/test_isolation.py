@@ -37,7 +37,7 @@ from sidecar.triton.isolation import (
 )
 from sidecar.triton.knowledge import Knowledge, ModelBook, ModelFacts
 from sidecar.triton.methods import KSERVE, METHODS, lookup
-from sidecar.triton.protos import ModelInferRequest, service
+from sidecar.triton.protos import ModelInferRequest, message_class, service
 from sidecar.triton.reader import TritonReader
 from sidecar.triton.sequences import SequenceTable
 from tests.support.core import ACME, AT
@@ -207,6 +207,25 @@ def test_management_carries_no_parameters(method: str) -> None:
     assert isinstance(isolate(by_model, method=method), Forward)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "value", "passes"),
+    [
+        ("unload_dependents", "bool_param", False, True),  # as tritonclient sends it with every unload
+        ("unload_dependents", "bool_param", True, True),
+        ("unload_dependents", "string_param", "yes", False),
+        ("config", "bool_param", True, False),
+    ],
+)
+def test_an_unload_may_say_what_becomes_of_an_ensembles_models(name: str, kind: str, value: Any, passes: bool) -> None:
+    message = message_class("RepositoryModelUnloadRequest")(model_name="m")
+    setattr(message.parameters[name], kind, value)
+    found = isolate(message, method="RepositoryModelUnload")
+    assert isinstance(found, Forward if passes else Denial)
+    message.parameters["more"].bool_param = True
+    assert isinstance(isolate(message, method="RepositoryModelUnload"), Denial)
+    assert isinstance(isolate(field(2, b"m") + field(3, b"\xff"), method="RepositoryModelUnload"), Denial)
+
+
 def test_whatever_takes_parameters_is_held_to_it() -> None:
     taking = {
         method.name
@@ -358,6 +377,53 @@ def test_an_end_that_went_well_frees_the_sequence_and_one_that_did_not_leaves_it
     assert isinstance(forward, Forward)
     reading.ended(admitted(profile=PLAIN, forward=forward), Outcome(kind), Usage(), AT)
     assert isinstance(isolated(reading, call(step(7)), PLAIN), Denial if kind is OutcomeKind.COMPLETED else Forward)
+
+
+def _class_of(output: str) -> Any:
+    message = request("m", ("x", "INT8", [1], b"a"))
+    message.outputs.add(name=output).parameters["classification"].int64_param = 1
+    return message
+
+
+def _with(name: str, message: Any) -> Any:
+    message.parameters[name].string_param = "x"
+    return message
+
+
+TOLD = described("m", "output " + _output("y", "TYPE_STRING"))
+
+
+@pytest.mark.parametrize(
+    ("message", "profile", "model", "always"),
+    [
+        (lambda: step("5", start=True), PLAIN, WIDE, True),
+        (lambda: step("5", start=True), PLAIN, NARROW, True),
+        (lambda: step(5, start=True), PLAIN, TEXT, False),  # Triton says so itself
+        (lambda: step("five"), PLAIN, SCORES, False),
+        (lambda: _with("headers", step("short", start=True)), PLAIN, TEXT, True),  # it would go as short as it is
+        (lambda: _with("headers", step(5, start=True)), PLAIN, WIDE, False),
+        (lambda: _class_of("y"), PLAIN, TOLD, True),
+        (lambda: _class_of("z"), PLAIN, SCORES, True),
+        (lambda: _class_of("y"), PLAIN, SCORES, False),  # numeric: only models.yaml has not said so
+        (lambda: ensemble(("stream", "BOOL", [1, 1], b"\x01")), TRTLLM, described("t", ENSEMBLE), True),
+        (lambda: request("m", ("context_phase_params", "UINT8", [1], b"a")), PLAIN, SCORES, True),
+        (lambda: request("m", ("image_url", "BYTES", [1], packed(b"x"))), PLAIN, SCORES, False),
+    ],
+)
+def test_what_could_end_the_server_is_refused_in_every_mode(
+    message: Any, profile: ModelProfile, model: ModelFacts, always: bool
+) -> None:
+    denial = isolate(message(), profile, knowing=model)
+    assert isinstance(denial, Denial)
+    assert denial.always is always
+
+
+@pytest.mark.parametrize(("client", "always"), [("five", True), (5, False)])
+def test_of_a_model_that_is_not_known_the_worst_is_taken(client: Any, always: bool) -> None:
+    unlearnt = Isolation(ModelBook(Knowledge.of([], unlearnt=["m"])), Secret(b"k"), SequenceTable(Secret(b"s")))
+    denial = isolated(TritonReader(unlearnt), call(step(client, start=True)), PLAIN)
+    assert isinstance(denial, Denial)
+    assert (denial.reason, denial.always) == (Reason.UPSTREAM_UNAVAILABLE, always)
 
 
 @pytest.mark.parametrize(("model", "client"), [(WIDE, "5"), (NARROW, "5"), (TEXT, 5)])
