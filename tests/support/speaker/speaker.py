@@ -41,14 +41,17 @@ class TritonPythonModel:
     def values(self, given, prompt, said, sequences, *, whole):
         """By output, before they are pruned to what was asked for."""
         words = "".join(f"word{n} " for n in said)
-        text = prompt + words if whole and "vllm" in self.kind() and not excluded(given) else words
+        # TensorRT-LLM repeats the prompt, and counts it for each beam, where it is told not to leave it out.
+        echoes = whole and not excluded(given) and (self.kind() == "vllm" or "exclude_input_in_output" in given)
+        text = prompt + words if echoes else words
         values = {"text_output": [text.encode()] * sequences, "finish_reason": [b"length"] * sequences}
         values["output_ids"] = [[[100 + n for n in said]]]
         values["sequence_length"] = [[len(said)]]
         if first(given.get("return_num_input_tokens", np.array([False]))):
             values["num_input_tokens"] = [count(given, prompt)]
         if first(given.get("return_num_output_tokens", np.array([False]))):
-            values["num_output_tokens"] = [len(said)] * sequences if "vllm" in self.kind() else [len(said) * sequences]
+            each = len(said) + (count(given, prompt) if echoes and self.kind() != "vllm" else 0)
+            values["num_output_tokens"] = [each] * sequences if self.kind() == "vllm" else [each * sequences]
         return values
 
     def kind(self):
