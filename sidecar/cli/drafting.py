@@ -73,6 +73,7 @@ class Place:
     jurisdiction: str
     tenant: str
     triton: str  # HOST:PORT
+    restricted: tuple[str, str] | None = None  # the key and the secret's file, of a Triton that wants one
 
 
 # --- what was seen ------------------------------------------------------------------------------------------------
@@ -303,6 +304,13 @@ def _cases(place: Place, models: tuple[Model, ...], inner: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _restricted(place: Place) -> str:
+    if place.restricted is None:
+        return ""
+    key, file = (json.dumps(value) for value in place.restricted)
+    return f"  restricted_secret: {{key: {key}, file: {file}}} # sent with every RPC; keep a copy where the pod runs\n"
+
+
 def _settings(server: Server, place: Place) -> str:
     issuer = _scalar(f"urn:warden:{place.sidecar}")
     region, here = _scalar(place.region), _scalar(place.jurisdiction)
@@ -328,7 +336,7 @@ listen:
 
 triton:
   grpc: {json.dumps(place.triton)}
-
+{_restricted(place)}
 policy:
   bundle: bundle
 

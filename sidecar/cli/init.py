@@ -8,6 +8,7 @@ import shlex
 import shutil
 import socket
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,9 @@ from sidecar.cli.common import Exit, JsonOption, emit, fail, program
 from sidecar.cli.drafting import JOURNAL, KEYS, Place, Server, draft, front_models, listed, printable, remarks
 from sidecar.cli.survey import Silent, survey
 from sidecar.identity import mint
-from sidecar.runtime.settings import Address
+from sidecar.runtime.restricted import load as load_secret
+from sidecar.runtime.settings import Address, RestrictedSection
+from sidecar.transports.upstream import Restricted
 
 _PLACE = "--region eu-west-1 --jurisdiction EU"
 
@@ -35,13 +38,22 @@ def init(
         str, typer.Option(help="Needed: whose law that is under, such as EU; the database keeps it.")
     ] = "",
     tenant: Annotated[str, typer.Option(help="The first tenant.")] = "main",
+    restricted: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY=FILE", help="Of a Triton with --grpc-restricted-protocol: its key, its secret's file."
+        ),
+    ] = "",
     *,
     json: JsonOption = False,
 ) -> None:
     """Ask a live Triton what it serves and draft all that `warden serve` needs, in mode observe: nothing is refused."""
     place = _place(triton, region, jurisdiction, tenant)
+    secret = _secret(restricted) if restricted else None
+    if secret is not None:
+        place = replace(place, restricted=secret.section)
     _unused(directory)
-    server = survey(triton)
+    server = survey(triton, None if secret is None else secret.shown)
     if isinstance(server, Silent):
         fail(Exit.DEPENDENCY, f"Triton at {triton} cannot be asked: {server.detail}")
     files = draft(server, place)
@@ -81,6 +93,27 @@ def _place(triton: str, region: str, jurisdiction: str, tenant: str) -> Place:
         fail(Exit.USAGE, "\n".join(wrong))
     name = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:64] or "warden"
     return Place(name, region, jurisdiction, tenant, triton)
+
+
+@dataclass(frozen=True, slots=True)
+class _Secret:
+    section: tuple[str, str]  # key and file, as warden.yaml names them
+    shown: Restricted
+
+
+def _secret(option: str) -> _Secret:
+    """``KEY=FILE`` as ``triton.restricted_secret`` has it, and what it reads; or leave, saying why not."""
+    key, _, file = option.partition("=")
+    if not file:
+        fail(Exit.USAGE, f"--restricted {option!r}: write KEY=FILE, such as warden=triton.secret")
+    path = Path(file).absolute()  # the draft's own paths are relative to another directory
+    try:
+        found = load_secret(RestrictedSection(key=key, file=path), {})
+    except ValidationError as fault:
+        fail(Exit.USAGE, f"--restricted {option!r}: KEY: {fault.errors()[0]['msg']}")
+    if not isinstance(found, Restricted):
+        fail(Exit.USAGE, f"--restricted {option!r}: {found}")
+    return _Secret((key, str(path)), found)
 
 
 def _unused(directory: Path) -> None:

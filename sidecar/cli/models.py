@@ -1,7 +1,8 @@
-"""`warden models`: what a model takes of the KV cache, with the arithmetic line by line."""
+"""`warden models`: what a model takes of the KV cache, line by line, and the digests of its weights."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -10,16 +11,12 @@ import typer
 
 from sidecar.cli.common import Exit, emit, fail
 from sidecar.core.geometry import Found, inspect
+from sidecar.runtime.digests import VERSION, Unreadable, digest_directory
 
-app = typer.Typer(no_args_is_help=True, help="What models take of the GPU.")
+app = typer.Typer(no_args_is_help=True, help="What models take of the GPU, and which weights they are.")
 
 MAX_BYTES: Final = 4 * 2**20
 _SHOWN: Final = (1, 1_000, 8_192)  # tokens
-
-
-@app.callback()
-def _group() -> None:
-    """Without it a single command would lose its name."""
 
 
 @app.command("inspect")
@@ -47,6 +44,31 @@ def inspect_command(
         emit(_json(found))
     else:
         sys.stdout.write("\n".join(_lines(found)) + "\n")
+
+
+@app.command("digest")
+def digest_command(
+    directory: Annotated[Path, typer.Argument(help="A model's directory in the repository, or one version's in it.")],
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
+) -> None:
+    """Work out the SHA-256 of each version's files, as `digests` in models.yaml states it and as records name it."""
+    if not directory.is_dir():
+        fail(Exit.USAGE, f"{directory}: is no directory")
+    directory = directory.resolve()
+    one = VERSION.fullmatch(directory.name) is not None
+    try:
+        versions = [directory] if one else [path for path in directory.iterdir() if VERSION.fullmatch(path.name)]
+        found = {path.name: digest_directory(path) for path in sorted(versions, key=lambda path: int(path.name))}
+    except (OSError, Unreadable) as fault:
+        fail(Exit.USAGE, f"{directory}: {fault}")
+    if not found:
+        fail(Exit.USAGE, f"{directory}: holds no version (a directory named by a number, without leading zeros)")
+    if as_json:
+        emit({"model": (directory.parent if one else directory).name, "digests": found})
+    else:
+        lines = (f"  {json.dumps(version)}: {json.dumps(digest)}" for version, digest in found.items())
+        sys.stdout.write("\n".join(["digests:", *lines]) + "\n")
 
 
 def _json(found: Found) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import grpc
 from google.protobuf import message_factory
 
 from sidecar.cli.drafting import MODELS_MAX, NOT_LOADED, Model, Server
+from sidecar.transports.upstream import Metadata, Restricted
 from sidecar.triton import protos
 
 __all__ = ["DEADLINE_S", "Silent", "survey"]
@@ -25,13 +26,16 @@ class Silent:
     detail: str
 
 
-def survey(address: str, *, deadline_s: float = DEADLINE_S) -> Server | Silent:
-    """Ask ``address`` (HOST:PORT). Read-only: nothing is loaded, unloaded or changed to find something out."""
+def survey(address: str, restricted: Restricted | None = None, *, deadline_s: float = DEADLINE_S) -> Server | Silent:
+    """Ask ``address`` (HOST:PORT). Read-only: nothing is loaded, unloaded or changed to find something out.
+
+    ``restricted``: what Triton wants to see with each question, where it was started so.
+    """
     # Triton is near: a proxy that the environment names for the way out is not asked.
     options = (("grpc.max_receive_message_length", _MESSAGE_MAX), ("grpc.enable_http_proxy", 0))
     with grpc.insecure_channel(address, options=options) as channel:
         try:
-            return _server(_Desk(channel, deadline_s))
+            return _server(_Desk(channel, deadline_s, () if restricted is None else restricted.metadata()))
         except grpc.RpcError as fault:
             return Silent(_words(fault, deadline_s))
 
@@ -40,6 +44,7 @@ def survey(address: str, *, deadline_s: float = DEADLINE_S) -> Server | Silent:
 class _Desk:
     channel: grpc.Channel
     deadline_s: float
+    metadata: Metadata = ()
 
     def ask(self, method: str, **fields: str) -> Any:
         """One unary RPC of KServe's service. Raises ``grpc.RpcError``."""
@@ -50,7 +55,9 @@ class _Desk:
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=message_factory.GetMessageClass(found.output_type).FromString,
         )
-        return call(message_factory.GetMessageClass(found.input_type)(**fields), timeout=self.deadline_s)
+        return call(
+            message_factory.GetMessageClass(found.input_type)(**fields), timeout=self.deadline_s, metadata=self.metadata
+        )
 
 
 def _server(desk: _Desk) -> Server:
@@ -92,7 +99,7 @@ def _words(fault: Any, deadline_s: float) -> str:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return f"no answer within {deadline_s:g} s"
         case grpc.StatusCode.UNAVAILABLE if "restricted" in details:
-            return f"{details}; ask where Triton's gRPC is not restricted (--grpc-restricted-protocol)"
+            return f"{details}; name Triton's --grpc-restricted-protocol key and a file with its secret: --restricted"
         case grpc.StatusCode.UNAVAILABLE:
             return f"{details[:300]}; is it up, and is this its gRPC port (8001), not the HTTP one (8000)?"
         case grpc.StatusCode.UNAUTHENTICATED:

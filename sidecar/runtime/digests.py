@@ -13,19 +13,19 @@ from typing import Final
 
 from sidecar.telemetry import logs
 
-__all__ = ["ModelDigests", "digest_directory"]
+__all__ = ["VERSION", "ModelDigests", "Unreadable", "digest_directory"]
 
 _LOG: Final = logging.getLogger("warden.models")
 FILES_MAX: Final = 100_000  # of one version
 VERSIONS_MAX: Final = 10_000  # of all repositories
 _CHUNK: Final = 2**20
-_VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
+VERSION: Final = re.compile(r"[1-9][0-9]{0,17}")
 
 _Print = tuple[tuple[str, int, int, int], ...]  # of each file: path in the directory, size, mtime (ns), inode
 Version = tuple[str, str]  # model, version
 
 
-class _Unreadable(Exception):  # noqa: N818 — control flow inside this module
+class Unreadable(Exception):  # noqa: N818 — a fact about a directory, told to whoever asked
     """Why a directory has no digest."""
 
 
@@ -56,7 +56,7 @@ class ModelDigests:
         for version, directory in self._versions():
             try:
                 found = _known(directory, self._known.get(version))
-            except (OSError, _Unreadable) as fault:
+            except (OSError, Unreadable) as fault:
                 self._tell(version, str(fault))
                 continue
             known[version] = found
@@ -80,7 +80,7 @@ class ModelDigests:
                 self._tell((str(repository), ""), f"{repository}: {fault.strerror}")
                 continue
             for model in models:
-                for directory in sorted(path for path in _entries(model) if _VERSION.fullmatch(path.name)):
+                for directory in sorted(path for path in _entries(model) if VERSION.fullmatch(path.name)):
                     version = (model.name, directory.name)
                     if version not in seen and len(seen) < VERSIONS_MAX and directory.is_dir():
                         seen.add(version)
@@ -96,7 +96,8 @@ class ModelDigests:
 def digest_directory(directory: Path) -> str:
     """``sha256:…`` over each file's path in the directory and its bytes, lengths first, in order of path.
 
-    So: ``b"%d %s %d\\n" % (len(path), path, size)`` and the file, for one after the other. Raises ``OSError``.
+    So: ``b"%d %s %d\\n" % (len(path), path, size)`` and the file, for one after the other. Raises ``OSError``,
+    ``Unreadable``.
     """
     return _digest(directory, _fingerprint(directory))
 
@@ -107,7 +108,7 @@ def _known(directory: Path, before: _Known | None) -> _Known:
         return before
     digest = _digest(directory, print_)
     if _fingerprint(directory) != print_:
-        raise _Unreadable("its files changed while they were read")
+        raise Unreadable("its files changed while they were read")
     return _Known(print_, digest)
 
 
@@ -128,7 +129,7 @@ def _fingerprint(directory: Path) -> _Print:
             status = os.stat(path)  # noqa: PTH116
             found.append((os.path.relpath(path, directory), status.st_size, status.st_mtime_ns, status.st_ino))
         if len(found) > FILES_MAX or place.count(os.sep) - str(directory).count(os.sep) > 32:
-            raise _Unreadable(f"more than {FILES_MAX} files, or folders that lead in a circle")
+            raise Unreadable(f"more than {FILES_MAX} files, or folders that lead in a circle")
     return tuple(sorted(found))
 
 

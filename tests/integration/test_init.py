@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import sys
@@ -21,13 +22,14 @@ from policies.bundle import Bundle, load
 from sidecar.cli import audit, config, db, keys, policy
 from sidecar.cli.demo.ports import free_ports
 from sidecar.cli.demo.process import end, spawn, wait_ready
+from sidecar.cli.demo.triton import start_triton
 from sidecar.cli.main import build
 from sidecar.core.model import Contract
 from sidecar.identity.mint import SigningKey, load_key
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.settings import load as load_settings
 from tests.support.postgres import JURISDICTION
-from tests.support.stack import MODELS, Triton, eventually, tensor
+from tests.support.stack import MODELS, ROOT, Triton, eventually, tensor
 
 pytestmark = pytest.mark.integration
 
@@ -209,3 +211,23 @@ def test_the_sidecar_serves_and_records_who_came_without_a_credential(running: R
     assert {(r["region"], r["jurisdiction"], r["sidecar"]) for r in records} == {
         ("eu-west-1", JURISDICTION, load_settings(running.drafted.config).sidecar.name)
     }
+
+
+def test_a_triton_that_wants_its_secret_is_drafted_with_it(tmp_path: Path) -> None:
+    (tmp_path / "triton.secret").write_text("a-secret-of-this-pod-0123456789\n")
+    shutil.copytree(ROOT / "examples/models/echo", tmp_path / "models" / "echo")
+    running = start_triton(tmp_path / "triton", tmp_path / "models", secret="a-secret-of-this-pod-0123456789")
+    try:
+        asked = ["init", "--triton", running.addresses.grpc, *PLACE]
+        silent = CliRunner().invoke(build("init"), [*asked, "--dir", str(tmp_path / "none")])
+        assert (silent.exit_code, "--restricted" in silent.stderr) == (3, True)
+        given = f"warden={tmp_path / 'triton.secret'}"
+        run(build("init"), *asked, "--dir", tmp_path / "new", "--restricted", given)
+        drafted = load_settings(tmp_path / "new" / "warden.yaml")
+        assert isinstance(drafted, Settings)
+        secret = drafted.triton.restricted_secret
+        assert secret is not None
+        assert (secret.key, secret.file) == ("warden", tmp_path / "triton.secret")
+        assert "a-secret-of" not in (tmp_path / "new" / "warden.yaml").read_text()
+    finally:
+        running.stop()

@@ -78,6 +78,27 @@ def test_a_dangling_link_is_in_the_way_too(tmp_path: Path, closed: str) -> None:
     assert (code, "already there" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("option", "secret", "words"),
+    [
+        ("warden", "", "write KEY=FILE"),
+        ("=FILE", "s" * 20, "KEY: "),
+        ("Warden Key=FILE", "s" * 20, "KEY: "),
+        ("warden=FILE", "short", "must hold 16 to 1024"),
+        ("warden=NOWHERE", "", "No such file"),
+    ],
+)
+def test_a_secret_that_cannot_be_used_is_told_before_anything_is_asked(
+    tmp_path: Path, option: str, secret: str, words: str
+) -> None:
+    (tmp_path / "secret").write_text(secret)
+    option = option.replace("FILE", str(tmp_path / "secret"))
+    code, out, err = run("--triton", "127.0.0.1:1", "--dir", str(tmp_path / "new"), "--restricted", option, *PLACE)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert not secret or secret not in err
+
+
 def test_nobody_there(tmp_path: Path, closed: str) -> None:
     code, out, err = run("--triton", closed, "--dir", str(tmp_path / "new"), "--json", *PLACE)
     assert (code, out) == (3, "")
@@ -94,7 +115,7 @@ def test_somebody_who_never_answers_is_waited_for_no_longer_than_the_deadline(mu
 
 
 def test_a_disk_that_refuses_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sidecar.cli.init.survey", lambda _: Server("2.51.0", ()))
+    monkeypatch.setattr("sidecar.cli.init.survey", lambda *_: Server("2.51.0", ()))
     monkeypatch.setattr("sidecar.cli.init.draft", lambda *_: {"bundle/a.yaml": "", "bundle/missing/b/c.yaml": ""})
     code, _, err = run("--triton", "127.0.0.1:1", "--dir", str(tmp_path), *PLACE)
     assert code == 2

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import yaml
 from typer.testing import CliRunner
 
 from sidecar.cli.main import build
+from sidecar.runtime.digests import ModelDigests
 from tests.unit.sidecar.core.test_geometry import LLAMA_70B, checkpoint, engine
 
 
@@ -45,3 +47,39 @@ def test_what_cannot_be_read_is_wrong_use(tmp_path: Path) -> None:
     code, out, said = run(str(file), "--json")
     assert (code, out) == (2, "")
     assert "is no model's config.json" in said
+
+
+def digest(*arguments: str) -> tuple[int, str, str]:
+    found = CliRunner().invoke(build("models"), ["models", "digest", *arguments])
+    return found.exit_code, found.stdout, found.stderr
+
+
+def versions(directory: Path, *names: str) -> Path:
+    for name in names:
+        (directory / "chat" / name).mkdir(parents=True)
+        (directory / "chat" / name / "model.py").write_text(name)
+    return directory / "chat"
+
+
+def test_digests_are_printed_as_models_yaml_takes_them_and_as_the_sidecar_works_them_out(tmp_path: Path) -> None:
+    model = versions(tmp_path, "2", "10", "1", "01", "docs")
+    known = ModelDigests([tmp_path])
+    known.look()
+    expected = {version: known.of("chat", version) for version in ("1", "2", "10")}
+    code, out, _ = digest(str(model))
+    assert code == 0
+    assert yaml.safe_load(out) == {"digests": expected}
+    assert list(yaml.safe_load(out)["digests"]) == ["1", "2", "10"]
+    code, out, _ = digest(str(model / "2"), "--json")
+    assert (code, json.loads(out)) == (0, {"model": "chat", "digests": {"2": expected["2"]}})
+
+
+def test_a_directory_without_versions_or_that_is_none_is_wrong_use(tmp_path: Path) -> None:
+    code, out, err = digest(str(versions(tmp_path, "docs")))
+    assert (code, out, "holds no version" in err) == (2, "", True)
+    code, out, err = digest(str(tmp_path / "nowhere"))
+    assert (code, out, "is no directory" in err) == (2, "", True)
+    circle = versions(tmp_path / "other", "1") / "1"
+    (circle / "again").symlink_to(circle)
+    code, out, err = digest(str(circle))
+    assert (code, out, "circle" in err) == (2, "", True)
