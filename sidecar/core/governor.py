@@ -219,6 +219,7 @@ class Governor:
                 key=who.key_id or who.name, model_limits=allowed.model_limits, pool=allowed.profile.pool,
             )  # fmt: skip
         if isinstance(held, Denial):
+            reader.forgone(who.tenant, allowed.profile.name, forward, at)
             raise _Stop(held)
         would_refuse = d.denial or d.allowed.would_refuse or d.shadowed or held.over
         return Admission(call, d.who, d.allowed, d.facts, forward, held, would_refuse, PROOF, d.findings)
@@ -282,6 +283,8 @@ class Governor:
         return recorded
 
     def _give_back(self, admission: Admission, at: Instant) -> None:
+        name = admission.verdict.profile.name
+        self._ports.reader.forgone(admission.principal.tenant, name, admission.forward, at)
         with self._lock:
             self._ports.quotas.settle(admission.reservation, Usage(), at)
         self.on_room()

@@ -554,7 +554,8 @@ class Forward(Struct, frozen=True):
     so a rewrite copies no payload. ``answer``: the sidecar's own; nothing is forwarded. ``ordered``: responses to such
     calls of a stream come in the order of their requests, as from Triton. ``decoupled``: its model may answer any
     number of times, and an empty final response is none of its own. Where neither is said the model is unknown.
-    ``sequence``: calls that share it share one upstream stream.
+    ``sequence``: calls that share it share one upstream stream. ``begins``: what it takes to forget the sequence that
+    the call would have begun, where it is refused after all.
     """
 
     message: bytes
@@ -565,6 +566,7 @@ class Forward(Struct, frozen=True):
     ordered: bool = False
     decoupled: bool = False
     sequence: tuple[object, ...] | None = None
+    begins: tuple[int | str, int] | None = None  # the client's id, and the epoch (``sidecar.triton.sequences``)
 
 
 PROOF: Final = object()  # the governor's; nobody else may use it

@@ -95,6 +95,10 @@ class Reader(Protocol):
         """What may go to Triton, or the sidecar's own answer. ``sees``: which models this principal may know of."""
         ...
 
+    def forgone(self, tenant: str, model: str, forward: Forward, at: Instant) -> None:
+        """What ``isolate`` made will not be forwarded: whatever it set up for it is forgotten."""
+        ...
+
     def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
         """Worst-case tokens, KV-cache bytes and tensor bytes."""
         ...

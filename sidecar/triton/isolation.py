@@ -138,6 +138,7 @@ class Isolation:
             undo=_undo(facts.request_id, sent, counting, sequence),
             ordered=model is not None and not model.decoupled,
             sequence=sequence.key,
+            begins=sequence.begins,
         )
 
     def request_id(self, tenant: str, model: str, client: str) -> str:
@@ -186,7 +187,8 @@ class Isolation:
             added = suffix.integer_parameter(_SEQUENCE, given.id)
         else:
             added = suffix.string_parameter(_SEQUENCE, given.id)
-        return _Sequence(added, (tenant, model.name, client), (client, given.epoch) if end else None)
+        this = (client, given.epoch)
+        return _Sequence(added, (tenant, model.name, client), this if end else None, this if given.begun else None)
 
 
 _WIDE: Final = 2**63 - 1
@@ -194,11 +196,12 @@ _WIDE: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """What a request's sequence makes of it; ``ends``: it is the sequence's last."""
+    """What a request's sequence makes of it; ``ends``: it is the sequence's last; ``begins``: its first."""
 
     suffix: bytes = b""
     key: tuple[object, ...] | None = None
     ends: tuple[int | str, int] | None = None
+    begins: tuple[int | str, int] | None = None
 
 
 _NO_SEQUENCE: Final = _Sequence()

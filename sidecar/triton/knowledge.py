@@ -70,10 +70,14 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """That a model keeps sequences: the type of their ids, and how long (µs) one may say nothing."""
+    """That a model keeps sequences: the type of their ids, and how long (µs) one may say nothing.
+
+    ``slots``: how many run at once, beyond which Triton lets them wait for as long as it takes; 0: it isn't said.
+    """
 
     ids: CorrelationId
     idle_us: int
+    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +228,15 @@ def _sequences(config: Any) -> Sequences | None:
         if _enum(control, "kind") == _CONTROL_CORRID
     }
     ids = CorrelationId.WIDE if not found else found.pop() if len(found) == 1 else CorrelationId.MIXED
-    return Sequences(ids, batching.max_sequence_idle_microseconds or _IDLE_DEFAULT_US)
+    return Sequences(ids, batching.max_sequence_idle_microseconds or _IDLE_DEFAULT_US, _slots(config))
+
+
+def _slots(config: Any) -> int:
+    """Each instance has a batcher of its own (core/src/sequence_batch_scheduler.cc); ``direct`` is what none means."""
+    batching = config.sequence_batching
+    oldest = batching.HasField("oldest")
+    each = batching.oldest.max_candidate_sequences if oldest else max(1, config.max_batch_size)
+    return int(each * sum(group.count * max(1, len(group.gpus)) for group in config.instance_group))
 
 
 def _enum(message: Any, name: str) -> str:
@@ -257,7 +269,11 @@ def _joined(kept: list[Sequences]) -> Sequences | None:
     if not kept:
         return None
     ids = {each.ids for each in kept}
-    return Sequences(ids.pop() if len(ids) == 1 else CorrelationId.MIXED, min(each.idle_us for each in kept))
+    return Sequences(
+        ids.pop() if len(ids) == 1 else CorrelationId.MIXED,
+        min(each.idle_us for each in kept),
+        min((each.slots for each in kept if each.slots), default=0),
+    )
 
 
 def _all_steps(model: ModelFacts, known: Mapping[str, ModelFacts]) -> list[ModelFacts]:

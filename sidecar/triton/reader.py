@@ -189,6 +189,11 @@ class TritonReader:
         managed = manage(call, changing)
         return aimed(managed, verdict) if isinstance(managed, Forward) else managed
 
+    def forgone(self, tenant: str, model: str, forward: Forward, at: Instant) -> None:
+        """A sequence that the call would have begun has not begun, and takes no room."""
+        if forward.begins is not None:
+            self._isolation.sequences.forgo(tenant, model, *forward.begins, at.mono_ns)
+
     def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
         """Worst case: every sequence generates all it asked for, in whole blocks of cache."""
         tokens = facts.prompt_tokens + facts.requested_tokens * facts.sequences

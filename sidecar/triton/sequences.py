@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from itertools import islice, takewhile
 from typing import Final, assert_never
 
 from sidecar.core.model import Denial, Secret
@@ -22,7 +23,7 @@ IDLE_MAX_NS: Final = 86_400 * 10**9
 # would then join the new one. So longer than a call may take (bounds.call_timeout, 600 s unless configured).
 RESTS_NS: Final = 900 * 10**9
 _LATE_NS: Final = 60 * 10**9  # that a call's end may be late at Triton, where calls may take longer than that
-RESTING_MAX: Final = 262_144  # of one model: some 290 new sequences a second for those 15 minutes
+RESTING_MAX: Final = 262_144  # of one model; a tenant has at most as many as are free, so half of them alone
 _SWEEP_NS: Final = 10**9  # between two looks through all of them, however often there is no room
 RULE: Final = "isolation.sequences"
 _WIDE, _NARROW = 2**63 - 1, 2**31 - 1  # positive whether the model's type is signed or not
@@ -30,10 +31,14 @@ _WIDE, _NARROW = 2**63 - 1, 2**31 - 1  # positive whether the model's type is si
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What stands for a client's sequence id at Triton. ``epoch`` tells a sequence from the one it was restarted as."""
+    """What stands for a client's sequence id at Triton. ``epoch`` tells a sequence from the one it was restarted as.
+
+    ``begun``: it was not alive before.
+    """
 
     id: int | str
     epoch: int
+    begun: bool = False
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class _Entry:
     id: int | str
     epoch: int
     until: int  # monotonic ns
+    known: bool = False  # Triton may know the id already, from a sequence before
 
 
 @dataclass(slots=True)
@@ -48,15 +54,32 @@ class _Narrow:
     """The 32-bit ids of one model that may not be given out: alive, or resting."""
 
     taken: set[int] = field(default_factory=set)
-    resting: deque[tuple[int, int]] = field(default_factory=deque)  # until when, which
+    resting: deque[tuple[int, int, str]] = field(default_factory=deque)  # until when, which, whose it was
+    counts: dict[str, int] = field(default_factory=dict)  # of those that rest, by tenant
+
+    def rest(self, until_ns: int, given: int, tenant: str) -> None:
+        self.resting.append((until_ns, given, tenant))
+        self.counts[tenant] = self.counts.get(tenant, 0) + 1
 
     def wake(self, at_ns: int) -> None:
         while self.resting and self.resting[0][0] <= at_ns:
-            self.taken.discard(self.resting.popleft()[1])
+            _, given, tenant = self.resting.popleft()
+            self.taken.discard(given)
+            self.counts[tenant] -= 1
+            if not self.counts[tenant]:
+                del self.counts[tenant]
+
+    def full(self, tenant: str) -> bool:
+        """Whether ``tenant`` may be given no more: however many it begins, some are left for whoever has none."""
+        return self.counts.get(tenant, 0) >= RESTING_MAX - len(self.resting)
 
 
 _Place = tuple[str, str]  # tenant, model
 _Where = tuple[str, int | str]  # model, client's id
+
+
+def _idle_ns(kept: Sequences) -> int:
+    return min(kept.idle_us * 1000, IDLE_MAX_NS)
 
 
 class SequenceTable:
@@ -94,11 +117,15 @@ class SequenceTable:
         with self._lock:
             place = (tenant, model)
             entry = self._alive(place, client, at_ns)
+            crowding = self._crowding(place, client, kept, at_ns) if start else None
+            if isinstance(crowding, Denial):
+                return crowding
+            begun = entry is None
             if entry is None:
                 if not start:
                     text = "must specify the START flag on the first request of the sequence"
                     return Denial(Reason.REQUEST_MALFORMED, f"parameter sequence_id: {client!a}: {text}", rule=RULE)
-                found = self._begin(place, kept.ids, at_ns)
+                found = crowding or self._begin(place, kept.ids, at_ns)
                 if isinstance(found, Denial):
                     return found
                 entry = found
@@ -109,9 +136,22 @@ class SequenceTable:
                 self._recall(tenant, (model, client))
                 if start:
                     entry.epoch = self._next()
-            entry.until = at_ns + min(kept.idle_us * 1000, IDLE_MAX_NS) + GRACE_NS
+            entry.until = at_ns + _idle_ns(kept) + GRACE_NS
             self._places[place].move_to_end(client)
-            return Given(entry.id, entry.epoch)
+            return Given(entry.id, entry.epoch, begun)
+
+    def forgo(self, tenant: str, model: str, client: int | str, epoch: int, at_ns: int) -> None:
+        """What would have begun a sequence was refused after all, so its id may be anybody's at once."""
+        with self._lock:
+            entry = self._entry((tenant, model), client)
+            if entry is None or entry.epoch != epoch:
+                return
+            if entry.known:
+                self._drop((tenant, model), client, at_ns)
+                return
+            self._remove((tenant, model), client)
+            if isinstance(entry.id, int) and model in self._narrow:
+                self._narrow[model].taken.discard(entry.id)
 
     def leave(
         self, tenant: str, model: str, client: int | str, epoch: int, at_ns: int, *, failed: bool = False
@@ -149,6 +189,13 @@ class SequenceTable:
 
     def _drop(self, place: _Place, client: int | str, at_ns: int) -> None:
         tenant, model = place
+        entry = self._remove(place, client)
+        narrow = self._narrow.get(model)
+        if narrow is not None and isinstance(entry.id, int) and entry.id in narrow.taken:
+            narrow.rest(at_ns + self._rests_ns, entry.id, tenant)
+
+    def _remove(self, place: _Place, client: int | str) -> _Entry:
+        tenant, model = place
         self._recall(tenant, (model, client))
         entry = self._places[place].pop(client)
         if not self._places[place]:
@@ -157,12 +204,31 @@ class SequenceTable:
         self._counts[tenant] -= 1
         if not self._counts[tenant]:
             del self._counts[tenant]
-        narrow = self._narrow.get(model)
-        if narrow is not None and isinstance(entry.id, int) and entry.id in narrow.taken:
-            narrow.resting.append((at_ns + self._rests_ns, entry.id))
+        return entry
+
+    def _crowding(self, place: _Place, client: int | str, kept: Sequences, at_ns: int) -> _Entry | Denial | None:
+        """Why one more of this tenant's would leave the others none of the model's slots: it has half of them.
+
+        Those that have said nothing for the model's idle time have none any more, though they are remembered longer.
+        One whose END failed may have one still. The new sequence is that one then, begun anew: so it takes no other.
+        """
+        entries, share = self._places.get(place), kept.slots // 2
+        if not share or entries is None or len(entries) < share:
+            return None
+        gone = at_ns + GRACE_NS  # for Triton: it knows of no grace
+        running = takewhile(lambda each: each[1].until > gone, reversed(entries.items()))
+        others = sum(1 for each in islice(running, share + 1) if each[0] != client)
+        if others < share:
+            return None
+        tenant, model = place
+        spare = next((name for where, name in self._failed.get(tenant, ()) if where == model), None)
+        if spare is not None and client not in entries:
+            return _Entry(self._remove(place, spare).id, self._next(), 0, known=True)
+        text = f"{share} sequences at once, half of those that the model runs"
+        return Denial(Reason.CONCURRENCY, text, 1.0, rule=RULE)
 
     def _begin(self, place: _Place, ids: CorrelationId, at_ns: int) -> _Entry | Denial:
-        tenant, model = place
+        tenant, _ = place
         self._make_room(tenant, at_ns)
         if self._counts.get(tenant, 0) >= self._per_tenant:
             return Denial(Reason.CONCURRENCY, f"{self._per_tenant} sequences at once", 1.0, rule=RULE)
@@ -175,7 +241,7 @@ class SequenceTable:
             case CorrelationId.TEXT:
                 return _Entry(self._digest(epoch, 0).hex(), epoch, 0)
             case CorrelationId.NARROW:
-                return self._begin_narrow(model, epoch, at_ns)
+                return self._begin_narrow(place, epoch, at_ns)
             case CorrelationId.MIXED:
                 raise AssertionError("isolation refuses these before")
             case unreachable:
@@ -203,10 +269,11 @@ class SequenceTable:
             if not failed:
                 del self._failed[tenant]
 
-    def _begin_narrow(self, model: str, epoch: int, at_ns: int) -> _Entry | Denial:
+    def _begin_narrow(self, place: _Place, epoch: int, at_ns: int) -> _Entry | Denial:
+        tenant, model = place
         narrow = self._narrow.setdefault(model, _Narrow())
         narrow.wake(at_ns)
-        if len(narrow.resting) >= RESTING_MAX:
+        if narrow.full(tenant):
             wait = (narrow.resting[0][0] - at_ns) / 1e9
             return Denial(Reason.CONCURRENCY, "too many new sequences for ids of 32 bits", wait, rule=RULE)
         tries = 0

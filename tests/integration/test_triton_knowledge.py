@@ -28,7 +28,7 @@ def test_every_model_is_learnt(triton: Triton) -> None:
         "rag": Dialect.ENSEMBLE,
         "generate": Dialect.ENSEMBLE,
     }
-    assert models["counter"].sequences == Sequences(CorrelationId.WIDE, 60_000_000)
+    assert models["counter"].sequences == Sequences(CorrelationId.WIDE, 60_000_000, slots=8)
     assert models["counter"].inputs == {"number": TensorSpec("number", "INT32", (-1, 1))}
     assert models["rag"].steps == ("retrieve", "generate")
     assert {name for name, model in models.items() if model.decoupled} >= {"chat", "slow", "failing_stream"}

@@ -99,6 +99,7 @@ class FakePorts:
     visible: frozenset[str] = frozenset({"chat"})  # models that whoever asks may know of
     answer: bytes | None = None  # the sidecar's own, where it has one
     seen: list[seams.Sees] = field(default_factory=list)  # what the reader was told of what may be known
+    given_up: list[tuple[str, str, Forward]] = field(default_factory=list)  # what the reader was told isn't forwarded
 
     def _step(self, name: str) -> Denial | None:
         self.steps.append(name)
@@ -149,6 +150,9 @@ class FakePorts:
     ) -> Forward | Denial:
         self.seen.append(sees)
         return self._step("isolate") or Forward(call.message, answer=self.answer)
+
+    def forgone(self, tenant: str, model: str, forward: Forward, at: Instant) -> None:
+        self.given_up.append((tenant, model, forward))
 
     def demand(self, facts: InferenceFacts, profile: ModelProfile) -> Demand:
         self._step("demand")

@@ -107,6 +107,21 @@ def test_many_sequences_of_both_keep_their_own_totals(sidecar: Sidecar, client: 
                 assert add(client, sidecar, tenant, each, number, model="counter32", **flags) == totals[tenant, each]
 
 
+def test_one_tenant_cannot_hold_all_of_a_models_sequences(
+    sidecar: Sidecar, client: kserve.InferenceServerClient
+) -> None:
+    """`counter32` runs 8 at once; beyond them Triton lets a sequence wait for as long as the others live."""
+    for each in range(4):
+        assert add(client, sidecar, OURS, 500 + each, 1, model="counter32", start=True) == 1
+    with pytest.raises(InferenceServerException, match="4 sequences at once") as refused:
+        add(client, sidecar, OURS, 504, 1, model="counter32", start=True)
+    assert refused.value.status() == "StatusCode.RESOURCE_EXHAUSTED"
+    assert add(client, sidecar, THEIRS, 500, 7, model="counter32", start=True, end=True) == 7
+    for each in range(4):
+        assert add(client, sidecar, OURS, 500 + each, 1, model="counter32", end=True) == 2
+    assert add(client, sidecar, OURS, 504, 1, model="counter32", start=True, end=True) == 1
+
+
 # --- stop ---------------------------------------------------------------------------------------------------------
 
 

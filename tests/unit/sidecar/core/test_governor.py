@@ -121,6 +121,14 @@ def test_what_is_no_inference_is_not_read_and_asks_for_nothing_but_a_slot() -> N
     assert admission.reservation.demand == Demand()
 
 
+@pytest.mark.parametrize(("step", "given_up"), [("reserve", 1), ("journal admitted", 1), ("isolate", 0), ("", 0)])
+def test_what_isolation_set_up_for_a_refused_call_is_given_up(step: str, given_up: int) -> None:
+    denials = {step: Denial(Reason.RATE_TOKENS, retry_after=2.0)} if step else {}
+    stage = Stage(FakePorts(denials=denials))
+    stage.governor.open(a_call(), AT)
+    assert [each[:2] for each in stage.ports.given_up] == [(stage.ports.who.tenant, "chat")] * given_up  # type: ignore[union-attr]
+
+
 def test_a_refusal_keeps_what_was_known_by_then() -> None:
     stage = Stage(FakePorts(denials={"reserve": Denial(Reason.RATE_TOKENS, retry_after=2.0)}))
     refused = stage.governor.admit(a_call(), AT)

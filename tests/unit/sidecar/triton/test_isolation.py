@@ -359,6 +359,20 @@ def test_a_sequence_has_an_id_of_its_own_type_and_keeps_it(model: ModelFacts, cl
     assert 0 < ours < most if most else re.fullmatch("[0-9a-f]{128}", ours)
 
 
+def test_a_start_that_is_not_forwarded_begins_nothing() -> None:
+    reading = reader(WIDE)
+    for message, begins in ((step(7, start=True), True), (step(7), False), (step(7, start=True), False)):
+        forward = isolated(reading, call(message), PLAIN)
+        assert isinstance(forward, Forward)
+        assert (forward.begins is not None) is begins
+    reading.forgone(ACME.tenant, "m", forward, AT)  # it was alive before: it still is
+    assert given(reading, step(7))
+    begun = isolated(reading, call(step(8, start=True)), PLAIN)
+    assert isinstance(begun, Forward)
+    reading.forgone(ACME.tenant, "m", begun, AT)
+    assert isinstance(isolated(reading, call(step(8)), PLAIN), Denial)
+
+
 def test_a_sequence_that_is_not_alive_is_refused_in_tritons_words() -> None:
     reading = reader(WIDE)
     given(reading, step(7, start=True))

@@ -76,6 +76,29 @@ def test_sequences_without_a_control_or_an_idle_time_have_tritons_own() -> None:
 
 
 @pytest.mark.parametrize(
+    ("config", "slots"),
+    [
+        ("sequence_batching { }", 0),  # it doesn't say how many instances
+        ("sequence_batching { } instance_group { count: 3 }", 3),
+        ("sequence_batching { direct { } } max_batch_size: 8 instance_group { count: 2 }", 16),
+        ("sequence_batching { direct { } } max_batch_size: 8 instance_group { count: 2 gpus: [ 0, 1 ] }", 32),
+        (
+            "sequence_batching { oldest { max_candidate_sequences: 5 } } max_batch_size: 8 instance_group { count: 2 }",
+            10,
+        ),
+    ],
+)
+def test_how_many_sequences_a_model_runs_at_once(config: str, slots: int) -> None:
+    model = described("m", config)
+    assert model.sequences is not None
+    assert model.sequences.slots == slots
+    more = described("more", "sequence_batching { } instance_group { count: 99 }")
+    known = Knowledge.of([model, more, described("e", steps("m", "more"))]).models["e"].sequences
+    assert known is not None
+    assert known.slots == (slots or 99)  # as many as its scarcest step, where that says it
+
+
+@pytest.mark.parametrize(
     ("said", "counts"),
     [("True", False), ("1", False), ("false", True), ("${exclude_input_in_output}", None), (None, None)],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -174,6 +176,93 @@ def test_narrow_ids_that_rest_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     begun(made, 3, kept=NARROW, at=SECOND + RESTS_NS)
 
 
+def test_no_tenant_has_more_than_half_of_the_narrow_ids_that_may_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many a tenant begins and ends, there are some for whoever has none."""
+    monkeypatch.setattr(module, "RESTING_MAX", 8)
+    made, rested = table(), {"acme": 0, "birch": 0}
+    for tenant in rested:
+        while isinstance(found := enter(made, 1, tenant=tenant, kept=NARROW, start=True), Given):
+            made.leave(tenant, "m", 1, found.epoch, 0)
+            rested[tenant] += 1
+    assert rested == {"acme": 4, "birch": 2}
+    assert isinstance(enter(made, 1, tenant="cobalt", kept=NARROW, start=True), Given)
+    begun(made, 1, kept=NARROW, at=RESTS_NS)  # those of before have rested
+
+
+@pytest.mark.parametrize("kept", [WIDE, NARROW, TEXT])
+def test_one_tenant_has_at_most_half_of_a_models_slots(kept: Sequences) -> None:
+    made, kept = table(), replace(kept, slots=5)
+    for client in (1, 2):
+        begun(made, client, kept=kept)
+    refused = enter(made, 3, kept=kept, start=True)
+    assert isinstance(refused, Denial)
+    assert (refused.reason, refused.retry_after) == (Reason.CONCURRENCY, 1.0)
+    assert refused.detail == "2 sequences at once, half of those that the model runs"
+    again = begun(made, 1, kept=kept)  # one's own is none more
+    assert alive(made, 2, kept=kept)
+    for client in (1, 2):
+        begun(made, client, tenant="birch", kept=kept)
+    begun(made, 3, kept=replace(kept, slots=0))  # it isn't said how many there are
+    made.leave("acme", "m", 1, again.epoch, 0)
+    made.leave("acme", "m", 2, 0, 0)  # another's epoch
+    assert isinstance(enter(made, 4, kept=kept, start=True), Denial)
+
+
+def test_a_sequence_that_triton_has_given_up_has_no_slot_any_more() -> None:
+    made, kept = table(), replace(WIDE, slots=4)
+    for client in (1, 2):
+        begun(made, client, kept=kept)
+    assert isinstance(enter(made, 3, kept=kept, at=SECOND - 1, start=True), Denial)
+    for client in (3, 4):
+        begun(made, client, kept=kept, at=SECOND)
+    # The first two are remembered still, so to begin one of them anew takes a slot too.
+    assert isinstance(enter(made, 1, kept=kept, at=SECOND, start=True), Denial)
+    begun(made, 1, kept=kept, at=2 * SECOND)
+
+
+@pytest.mark.parametrize("kept", [WIDE, NARROW, TEXT])
+def test_where_an_end_failed_the_next_sequence_takes_its_slot(kept: Sequences) -> None:
+    """Triton may keep such a one: begun anew under its own id it is ended, and takes no slot but its own."""
+    made, kept = table(), replace(kept, slots=4)
+    first, second = begun(made, 1, kept=kept), begun(made, 2, kept=kept)
+    made.leave("acme", "m", 1, first.epoch, 0, failed=True)
+    third = begun(made, 3, kept=kept)
+    assert third.id == first.id
+    assert third.epoch != first.epoch
+    assert not alive(made, 1, kept=kept)
+    assert isinstance(enter(made, 4, kept=kept, start=True), Denial)
+    made.leave("acme", "m", 2, second.epoch, 0, failed=True)
+    assert alive(made, 2, kept=kept)  # it goes on, so it is no one's to take
+    assert isinstance(enter(made, 4, kept=kept, start=True), Denial)
+    made.forgo("acme", "m", 3, third.epoch, 0)
+    assert not alive(made, 3, kept=kept)
+    if kept.ids is CorrelationId.NARROW:
+        assert third.id in made._narrow["m"].taken  # it rests: Triton may know it
+    assert begun(made, 4, kept=kept).id != third.id
+
+
+def test_the_only_slot_of_a_model_is_anybodys() -> None:
+    begun(table(), kept=replace(WIDE, slots=1))
+
+
+@pytest.mark.parametrize("kept", [WIDE, NARROW, TEXT])
+def test_what_was_refused_after_all_has_not_begun(kept: Sequences, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_NARROW", 1)  # the id is free at once: Triton never had it
+    made = table(per_tenant=1)
+    for client in range(5):
+        found = begun(made, client, kept=kept)
+        assert found.begun
+        made.forgo("acme", "m", client, found.epoch, 0)
+        assert not alive(made, client, kept=kept)
+    assert len(made) == 0
+    first = begun(made, kept=kept)
+    restarted = begun(made, kept=kept)
+    assert not restarted.begun
+    made.forgo("acme", "m", 1, first.epoch, 0)  # begun anew since
+    made.forgo("acme", "m", 2, first.epoch, 0)  # nobody's
+    assert alive(made, kept=kept)
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["enter", "start", "leave", "fail"]),
@@ -210,8 +299,9 @@ def test_live_sequences_never_share_an_id(steps: list[tuple[str, str, int, int]]
                 if found.reason is Reason.REQUEST_MALFORMED:
                     held.pop(place, None)  # it was idle too long, or made room after its END had failed
                 continue
+            assert found.begun == (step == "start" and place not in held)
             if step == "enter":
-                assert found == held[place]
+                assert (found.id, found.epoch) == (held[place].id, held[place].epoch)
             elif place not in held:
                 live = [other.id for key, other in held.items() if _known(made, key, kept, at)]
                 assert found.id not in live
