@@ -205,12 +205,12 @@ class _Compiler:
 
     def _pool(self, document: Document, name: str, model: ModelDoc) -> PoolSize:
         size, kv = model.pool.kv_memory, model.kv
-        if isinstance(size, int) and kv is not None and kv.bytes_per_token and kv.tokens_per_block:
+        if size is not None and kv is not None and kv.bytes_per_token and kv.tokens_per_block:
             block = kv.bytes_per_token * kv.tokens_per_block
             if size < block:
                 message = f"is less than one block of the model's KV cache ({block} bytes)"
                 self._problems.append(document.problem((name, "pool", "kv_memory"), message))
-        return PoolSize(size if isinstance(size, int) else None, model.pool.concurrency)
+        return PoolSize(size, model.pool.concurrency)
 
     def _kv(self, document: Document, model: str, kv: KvDoc) -> KvProfile | None:
         if kv.file is None:

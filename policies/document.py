@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from policies.units import Duration, Moment, Part, Rate, Size, parse_duration, parse_size
+from policies.units import Duration, Moment, Part, Rate, Size, parse_duration
 from policies.versions import CanaryDoc, Digest, PrefixCacheDoc, Version
 from sidecar.core.model import Contract, Quantity
 from sidecar.core.reasons import Reason
@@ -86,8 +86,11 @@ def _on_limit(value: Any) -> float:
     return seconds
 
 
-def _pool_size(value: Any) -> Any:
-    return value if value == "live" else parse_size(value)
+def _stated(value: Any) -> Any:
+    """``live``, what Triton's metrics say, is read by nothing here: taken, it would silently share out nothing."""
+    if value == "live":
+        raise ValueError("is not read from Triton; write the size of the model's KV cache, such as 32GiB")
+    return value
 
 
 def _days(value: Any) -> int | None:
@@ -247,15 +250,9 @@ class KvDoc(_Doc):
 
 
 class PoolDoc(_Doc):
-    """What the model has to share among its tenants, by each one's plan. Without it nothing is shared out.
+    """What the model has to share among its tenants, by each one's plan. Without it nothing is shared out."""
 
-    ``kv_memory: live``: what Triton's own metrics say (TensorRT-LLM's C++ backend).
-    """
-
-    kv_memory: Annotated[
-        Literal["live"] | Annotated[int, Field(gt=0)] | None,
-        BeforeValidator(_pool_size, json_schema_input_type=Literal["live"] | Size),
-    ] = None
+    kv_memory: Annotated[Size, BeforeValidator(_stated, json_schema_input_type=Size)] | None = None
     concurrency: Count | None = None
 
 

@@ -94,6 +94,7 @@ def test_classes_may_be_asked_of_a_model_only_where_it_is_written() -> None:
 
 
 TENANT = "tenants/acme.yaml"
+POOL = "contract: vllm\n  pool: {kv_memory: %s}"
 BROKEN: list[tuple[str, Mapping[str, str | None], list[str]]] = [
     ("no bundle.yaml", {"bundle.yaml": None}, ["bundle.yaml:1:1: no such file"]),
     ("no models.yaml", {"models.yaml": None, "access/a.cedar": None}, ["models.yaml:1:1: no such file"]),
@@ -173,6 +174,15 @@ BROKEN: list[tuple[str, Mapping[str, str | None], list[str]]] = [
      ["plans.yaml:1:1: gold.tensor_memory: required, and missing"]),
     ("memory for less than a block", edited("plans.yaml", "8GiB", "16383"),
      ["tenants/acme.yaml:4:10: models[0]: kv_memory (16383 bytes) is less than one block of chat (16384)"]),
+    ("a pool that Triton should tell", edited("models.yaml", "contract: vllm", POOL % "live"),
+     [("models.yaml:3:21: chat.pool.kv_memory: is not read from Triton; write the size of the model's KV cache, "
+      "such as 32GiB")]),
+    ("a pool in words", edited("models.yaml", "contract: vllm", POOL % "plenty"),
+     ["models.yaml:3:21: chat.pool.kv_memory: is not a size; write a number with B, KiB, MiB, GiB or TiB"]),
+    ("an empty pool", edited("models.yaml", "contract: vllm", POOL % "0"),
+     ["models.yaml:3:21: chat.pool.kv_memory: should be greater than 0"]),
+    ("a pool of less than a block", edited("models.yaml", "contract: vllm", POOL % "16383"),
+     ["models.yaml:3:21: chat.pool.kv_memory: is less than one block of the model's KV cache (16384 bytes)"]),
     ("unknown contract", edited("models.yaml", "contract: vllm", "contract: vlm"),
      ["models.yaml:2:13: chat.contract: should be 'vllm', 'trtllm' or 'generic'; did you mean \"vllm\"?"]),
     ("kv both ways", edited("models.yaml", "tokens_per_block: 16", "engine_config: engines/x.json"),
