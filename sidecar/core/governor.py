@@ -409,12 +409,6 @@ class Governor:
         self._ports.reader.ended(recorded.admission, outcome, usage, at)
         return denial or recorded.lost if self._mode is Mode.ENFORCE else None
 
-    def resume(self, call_id: str, reservation: Reservation, at: Instant, runs_on_ns: int) -> None:
-        """Hold what a call of before a crash may hold on the GPU still."""
-        with self._lock:
-            self._ports.quotas.settle(reservation, Usage(), at, running=True)
-            self._running[call_id] = reservation, at.mono_ns + runs_on_ns
-
     def release(self, call_id: str, at: Instant) -> None:
         """Triton has ended a call that was settled while it ran on. Harmless for any other, and twice."""
         with self._lock:
