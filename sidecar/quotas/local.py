@@ -7,7 +7,6 @@ are asked before any is taken from, so a refusal has taken nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, TypeVar
 
@@ -25,19 +24,16 @@ __all__ = ["REASON_OF", "Held", "LocalQuotas", "limits_for"]
 # kept is what is busy; two at a time shrinks faster than one at a time grows.
 _SWEEP: Final = 2
 _USUAL: Final = 8192  # tenants' models whose usual use is known, the least recently used forgotten
-_POOLS: Final = 1024  # models
 _RATES: Final = frozenset({Quantity.REQUESTS, Quantity.TOKENS, Quantity.COMPUTE})
 _NONE: Final[frozenset[Quantity]] = frozenset()
 _STEP: Final = 32  # tokens a stream that outgrows what was expected takes at a time, where there are as many
-_UNSIZED: Final = PoolSize()
 _NOTHING: Final = Ask()
 
 K = TypeVar("K")
 Pools = tuple[tuple[Pool, int], ...]
 
 
-@dataclass(slots=True)
-class _Meter:
+class _Meter(msgspec.Struct):
     """What a call holds by now; the rest of a reservation never changes."""
 
     covered: int  # tokens taken from the budget
@@ -48,10 +44,18 @@ class _Meter:
     released: bool = False
 
 
-class Held(Reservation, frozen=True):
-    """A reservation made here. ``taken`` names, by account, the limits of time that it was taken from."""
+class Taken(msgspec.Struct, frozen=True):
+    """What a call took from one account; ``tokens``, ``compute``: from that budget, which its settlement corrects."""
 
-    taken: tuple[tuple[Account, frozenset[Quantity]], ...] = ()
+    account: Account
+    tokens: bool
+    compute: bool
+
+
+class Held(Reservation, frozen=True):
+    """A reservation made here."""
+
+    taken: tuple[Taken, ...] = ()
     ask: Ask = _NOTHING
     usual: Usual | None = None
     pools: Pools = ()
@@ -72,8 +76,8 @@ class LocalQuotas:
         self._models: OrderedDict[tuple[str, str], Account] = OrderedDict()
         self._keys: OrderedDict[tuple[str, str], Account] = OrderedDict()
         self._usual: OrderedDict[tuple[str, str], Usual] = OrderedDict()
-        self._pools: dict[tuple[str, Quantity], Pool] = {}
-        self._live: dict[str, PoolSize] = {}
+        self._slots: dict[str, Pool] = {}  # by model, as the bundle names them; likewise its KV cache:
+        self._memory: dict[str, Pool] = {}
 
     def __len__(self) -> int:
         """Tenants whose state is kept."""
@@ -95,12 +99,11 @@ class LocalQuotas:
 
     def pools(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(held, capacity) of each pool by (model, quantity), for a metrics snapshot from another thread."""
-        return {(model, str(kind)): (pool.total, pool.capacity) for (model, kind), pool in tuple(self._pools.items())}
-
-    def resize(self, model: str, size: PoolSize) -> None:
-        """What the model has by its own word, where the bundle doesn't say."""
-        if model in self._live or len(self._live) < _POOLS:
-            self._live[model] = size
+        return {
+            (model, str(pool.kind)): (pool.total, pool.capacity)
+            for pools in (self._slots, self._memory)
+            for model, pool in tuple(pools.items())
+        }
 
     # --- reserve ---------------------------------------------------------------------------------------------------
 
@@ -119,33 +122,32 @@ class LocalQuotas:
         timed = demand.timed and any(account.limits.compute_per_minute is not None for account in accounts)
         usual = self._usual_of(tenant, model) if timed or limits.expected else None
         ask = _ask(demand, limits, usual, timed=timed)
-        over: Denial | None = None
-        rates = _RATES
-        for account in accounts:
-            if not account.fits(ask, now):
-                refused, over = refusal(accounts, ask, now)
-                if refused is not None and enforce:
-                    return refused
-                rates = _RATES if refused is None else _NONE
-                over = refused or over
-                break
-        pools = self._wanted(model, pool or _UNSIZED, ask)
-        full = _full(tenant, limits, accounts[0], pools, now, enforce=enforce) if pools else None
-        if full is not None and full[0] not in limits.shadow:
+        spared = _NONE
+        refused, over = _short(accounts, ask, now)
+        if refused is not None:
             if enforce:
-                return full[1]
-            rates = _NONE
-        over = over or (full[1] if full is not None else None)
-        taken = tuple((account, _book(account, ask, rates, now, short=over is not None)) for account in accounts)
+                return refused
+            over, spared = refused, _RATES
+        pools = () if pool is None else self._wanted(model, pool, ask)
+        full = _full(tenant, limits, accounts[0], pools, now, enforce=enforce) if pools else None
+        if full is not None:
+            if full[0] not in limits.shadow:
+                if enforce:
+                    return full[1]
+                spared = _RATES
+            over = over or full[1]
+        taken = _book(accounts, ask, now, spared, short=over is not None)
         for each, units in pools:
             each.take(tenant, units)
-        meter = _Meter(ask.tokens, _filled(demand, demand.prompt_tokens), seen_ns=now)
-        return Held(tenant, model, demand, at, over, taken, ask, usual, pools, meter)
+        filled = _filled(demand, demand.prompt_tokens) if demand.kv_bytes else 0
+        return Held(tenant, model, demand, at, over, taken, ask, usual, pools, _Meter(ask.tokens, filled, 0, now))
 
     def _accounts(
         self, tenant: str, model: str, key: str, limits: Limits, model_limits: Limits | None, now: int
     ) -> tuple[Account, ...]:
-        own = self._account(self._tenants, tenant, f"tenant:{tenant}", limits, now)
+        own = self._tenants.get(tenant)
+        if own is None or own.limits is not limits:
+            own = self._account(self._tenants, tenant, f"tenant:{tenant}", limits, now)
         if model_limits is None and limits.per_key is None:
             return (own,)
         found = [own]
@@ -176,24 +178,13 @@ class LocalQuotas:
         self._usual[tenant, model] = found
         return found
 
-    def _wanted(self, model: str, stated: PoolSize, ask: Ask) -> Pools:
-        live = self._live.get(model, _UNSIZED)
-        wanted = (
-            (Quantity.CONCURRENCY, _either(stated.concurrency, live.concurrency), 1),
-            (Quantity.KV_BYTES, _either(stated.kv_bytes, live.kv_bytes), ask.kv),
-        )
-        return tuple(
-            (self._pool(model, kind, capacity), units)
-            for kind, capacity, units in wanted
-            if capacity is not None and units > 0
-        )
-
-    def _pool(self, model: str, kind: Quantity, capacity: int) -> Pool:
-        found = self._pools.get((model, kind))
-        if found is None:
-            found = self._pools[model, kind] = Pool(kind, capacity)
-        found.capacity = capacity
-        return found
+    def _wanted(self, model: str, size: PoolSize, ask: Ask) -> Pools:
+        wanted: Pools = ()
+        if size.concurrency is not None:
+            wanted = ((_pool(self._slots, model, Quantity.CONCURRENCY, size.concurrency), 1),)
+        if size.kv_bytes is not None and ask.kv > 0:
+            wanted = (*wanted, (_pool(self._memory, model, Quantity.KV_BYTES, size.kv_bytes), ask.kv))
+        return wanted
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
@@ -213,7 +204,7 @@ class LocalQuotas:
 
     @staticmethod
     def _more(reservation: Held, missing: int, now: int, *, exact: bool) -> Denial | None:
-        accounts = [account for account, kinds in reservation.taken if Quantity.TOKENS in kinds]
+        accounts = [each.account for each in reservation.taken if each.tokens]
         enforced = [account for account in accounts if Quantity.TOKENS not in account.limits.shadow]
         more = missing + _STEP
         if any(account.budget.wait_ns(more, now) != 0 for account in enforced):
@@ -244,11 +235,11 @@ class LocalQuotas:
         meter.settled = True
         used = usage.input_tokens + usage.output_tokens
         took_ms = usage.duration_ns // 1_000_000
-        for account, kinds in reservation.taken:
-            if Quantity.TOKENS in kinds:
-                account.budget.charge(used - meter.covered, at.mono_ns)
-            if Quantity.COMPUTE in kinds:
-                account.compute.charge(took_ms - reservation.ask.compute, at.mono_ns)
+        for each in reservation.taken:
+            if each.tokens:
+                each.account.budget.charge(used - meter.covered, at.mono_ns)
+            if each.compute:
+                each.account.compute.charge(took_ms - reservation.ask.compute, at.mono_ns)
         if reservation.usual is not None and usage.responses:
             reservation.usual.add(took_ms if reservation.demand.timed else usage.output_tokens)
         if reservation.demand.kv_bytes:
@@ -264,8 +255,8 @@ class LocalQuotas:
         if meter.released:
             raise RuntimeError("a reservation released twice")
         meter.released = True
-        for account, _ in reservation.taken:
-            account.ledger.release(ask.kv, ask.tensor, at.mono_ns - reservation.at.mono_ns)
+        for each in reservation.taken:
+            each.account.ledger.release(ask.kv, ask.tensor, at.mono_ns - reservation.at.mono_ns)
         for pool, units in reservation.pools:
             pool.give(reservation.tenant, units)
 
@@ -278,24 +269,42 @@ def _forget(states: OrderedDict[K, Account], now: int) -> None:
             states[name] = state
 
 
-def _book(account: Account, ask: Ask, rates: frozenset[Quantity], now: int, *, short: bool) -> frozenset[Quantity]:
-    """Take a call from one account. A limit in shadow that is short would have refused it: it isn't charged to that.
+def _pool(pools: dict[str, Pool], model: str, kind: Quantity, capacity: int) -> Pool:
+    found = pools.get(model)
+    if found is None:
+        found = pools[model] = Pool(kind, capacity)
+    found.capacity = capacity
+    return found
 
-    What comes back are the limits of time that the settlement is to correct.
-    """
-    if short and rates:
-        rates = rates - {each.quantity for each in account.shortfalls(ask, now)}
-    account.take(ask, now, rates=rates)
+
+def _book(
+    accounts: tuple[Account, ...], ask: Ask, now: int, spared: frozenset[Quantity], *, short: bool
+) -> tuple[Taken, ...]:
+    if not short and len(accounts) == 1:  # nearly always
+        return (_take(accounts[0], ask, now, _NONE),)
+    if not short:
+        return tuple([_take(each, ask, now, spared) for each in accounts])
+    return tuple(
+        [_take(each, ask, now, spared.union(lack.quantity for lack in each.shortfalls(ask, now))) for each in accounts]
+    )
+
+
+def _take(account: Account, ask: Ask, now: int, spared: frozenset[Quantity]) -> Taken:
+    account.take(ask, now, spared)
     limits = account.limits
-    if limits.tokens_per_minute is None and limits.compute_per_minute is None:
-        return _NONE
-    return frozenset(kind for kind in rates if _corrected(limits, kind))
+    return Taken(
+        account,
+        limits.tokens_per_minute is not None and (not spared or Quantity.TOKENS not in spared),
+        limits.compute_per_minute is not None and (not spared or Quantity.COMPUTE not in spared),
+    )
 
 
-def _corrected(limits: Limits, kind: Quantity) -> bool:
-    if kind is Quantity.TOKENS:
-        return limits.tokens_per_minute is not None
-    return kind is Quantity.COMPUTE and limits.compute_per_minute is not None
+def _short(accounts: tuple[Account, ...], ask: Ask, now: int) -> tuple[Denial | None, Denial | None]:
+    """What refuses the call, and what would but for shadow."""
+    for account in accounts:
+        if not account.fits(ask, now):
+            return refusal(accounts, ask, now)
+    return None, None
 
 
 def _full(
@@ -319,10 +328,6 @@ def _ask(demand: Demand, limits: Limits, usual: Usual | None, *, timed: bool) ->
     if limits.expected and usual.p95 is not None:
         tokens = min(tokens, demand.prompt_tokens + usual.p95)
     return Ask(tokens, 0, demand.kv_bytes, demand.tensor_bytes)
-
-
-def _either(stated: int | None, live: int | None) -> int | None:
-    return live if stated is None else stated
 
 
 def _filled(demand: Demand, tokens: int) -> int:
