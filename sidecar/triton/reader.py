@@ -207,12 +207,18 @@ class TritonReader:
         )
 
     def ended(self, admission: Admission, outcome: Outcome, usage: Usage, at: Instant) -> None:
-        """Count an inference for its tenant's ModelStatistics; where it was its sequence's last, that ends."""
+        """Count an inference for its tenant's ModelStatistics; where it was its sequence's last, that ends.
+
+        A first one that failed is as a last one: whether Triton has the sequence now isn't known.
+        """
         undo = admission.forward.undo
         failed = outcome.kind is not OutcomeKind.COMPLETED
-        if undo is not None and undo.sequence is not None:
+        ends = None if undo is None else undo.sequence
+        if failed:
+            ends = ends or admission.forward.begins
+        if ends is not None:
             tenant, model = admission.principal.tenant, admission.verdict.profile.name
-            self._isolation.sequences.leave(tenant, model, *undo.sequence, at.mono_ns, failed=failed)
+            self._isolation.sequences.leave(tenant, model, *ends, at.mono_ns, failed=failed)
         if admission.call.method.action is Action.INFER:
             self._tallies.add(
                 admission.principal.tenant,

@@ -98,7 +98,9 @@ class SequenceTable:
         self._lock = threading.Lock()
         self._places: dict[_Place, OrderedDict[int | str, _Entry]] = {}  # the longest idle first
         self._counts: dict[str, int] = {}
-        self._failed: dict[str, OrderedDict[_Where, None]] = {}  # by tenant: whose END failed, the oldest first
+        self._failed: dict[
+            str, OrderedDict[_Where, None]
+        ] = {}  # by tenant: whose START or END failed, the oldest first
         self._narrow: dict[str, _Narrow] = {}
         self._size = 0
         self._serial = 0
@@ -158,8 +160,9 @@ class SequenceTable:
     ) -> None:
         """A sequence's last request was answered; nothing where it was begun anew since.
 
-        ``failed``: with an error. Triton has ended the sequence if it came to the model, and not if it was refused
-        before (it may then be sent again), and doesn't say which. So the sequence stays, but makes room for the next.
+        ``failed``: with an error, or its first one was. Triton has ended (begun) the sequence if it came to the model,
+        and not if it was refused before (it may then be sent again), and doesn't say which. So the sequence stays, but
+        makes room for the next.
         """
         with self._lock:
             entry = self._entry((tenant, model), client)
@@ -210,7 +213,8 @@ class SequenceTable:
         """Why one more of this tenant's would leave the others none of the model's slots: it has half of them.
 
         Those that have said nothing for the model's idle time have none any more, though they are remembered longer.
-        One whose END failed may have one still. The new sequence is that one then, begun anew: so it takes no other.
+        One whose first or last request failed may have one still. The new sequence is that one then, begun anew: so it
+        takes no other.
         """
         entries, share = self._places.get(place), kept.slots // 2
         if not share or entries is None or len(entries) < share:
@@ -248,7 +252,7 @@ class SequenceTable:
                 assert_never(unreachable)
 
     def _make_room(self, tenant: str, at_ns: int) -> None:
-        """Where there is none: by what was idle too long, else by one whose END failed (the tenant's own first)."""
+        """Where there is none: by what was idle too long, else by a failed one (the tenant's own first)."""
         if self._counts.get(tenant, 0) >= self._per_tenant:
             self._expire([each for each in self._places if each[0] == tenant], at_ns)
         if self._size >= self._total and at_ns - self._swept_ns >= _SWEEP_NS:
@@ -262,7 +266,7 @@ class SequenceTable:
                 self._drop((whose, model), client, at_ns)
 
     def _recall(self, tenant: str, where: _Where) -> None:
-        """It goes on, or is gone: no more one of those whose END failed."""
+        """It goes on, or is gone: no more one of those whose START or END failed."""
         failed = self._failed.get(tenant)
         if failed is not None and where in failed:
             del failed[where]

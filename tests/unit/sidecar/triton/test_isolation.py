@@ -440,6 +440,17 @@ def test_of_a_model_that_is_not_known_the_worst_is_taken(client: Any, always: bo
     assert (denial.reason, denial.always) == (Reason.UPSTREAM_UNAVAILABLE, always)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in OutcomeKind if kind is not OutcomeKind.REFUSED])
+def test_a_start_that_failed_makes_room_for_the_next_one(kind: OutcomeKind) -> None:
+    """Triton may have none of it: a model of two slots must not be out of them for its idle time."""
+    reading = reader(described("m", sequential("TYPE_UINT64") + "instance_group { count: 2 }"))
+    first = isolated(reading, call(step(7, start=True)), PLAIN)
+    assert isinstance(first, Forward)
+    reading.ended(admitted(profile=PLAIN, forward=first), Outcome(kind), Usage(), AT)
+    next_one = isolated(reading, call(step(8, start=True)), PLAIN)
+    assert isinstance(next_one, Denial if kind is OutcomeKind.COMPLETED else Forward)
+
+
 @pytest.mark.parametrize(("model", "client"), [(WIDE, "5"), (NARROW, "5"), (TEXT, 5)])
 def test_an_id_of_another_type_is_refused(model: ModelFacts, client: Any) -> None:
     """A string where the model wants a number corrupts the heap of Triton 2.51."""
