@@ -275,7 +275,7 @@ STEPS = st.lists(
 
 
 @settings(max_examples=200, deadline=None)
-@given(STEPS, st.sampled_from([WIDE, NARROW, TEXT]))
+@given(STEPS, st.sampled_from([replace(kept, slots=slots) for kept in (WIDE, NARROW, TEXT) for slots in (0, 4)]))
 def test_live_sequences_never_share_an_id(steps: list[tuple[str, str, int, int]], kept: Sequences) -> None:
     """Invariant: at any time each live (tenant, client) has one id, no other live one has it, and only START begins."""
     made, at = table(per_tenant=3, total=6), 0
@@ -294,16 +294,17 @@ def test_live_sequences_never_share_an_id(steps: list[tuple[str, str, int, int]]
                 if known is not None:
                     made.leave(tenant, "m", client, known.epoch, at)
                 continue
+            alive_before = _known(made, place, kept, at)
             found = enter(made, client, tenant=tenant, kept=kept, at=at, start=step == "start")
             if isinstance(found, Denial):
                 if found.reason is Reason.REQUEST_MALFORMED:
                     held.pop(place, None)  # it was idle too long, or made room after its END had failed
                 continue
-            assert found.begun == (step == "start" and place not in held)
+            assert found.begun is not alive_before
             if step == "enter":
                 assert (found.id, found.epoch) == (held[place].id, held[place].epoch)
-            elif place not in held:
-                live = [other.id for key, other in held.items() if _known(made, key, kept, at)]
+            elif found.begun:
+                live = [other.id for key, other in held.items() if key != place and _known(made, key, kept, at)]
                 assert found.id not in live
             held[place] = found
             assert len(made) <= 6
