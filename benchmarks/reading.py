@@ -13,6 +13,7 @@ from policies.document import GuardDoc
 from policies.guards import Guards, compile_guards
 from sidecar.core.model import Contract, InferenceFacts, ModelProfile, Secret
 from sidecar.triton import methods
+from sidecar.triton import request as triton_request
 from sidecar.triton.isolation import Isolation
 from sidecar.triton.knowledge import ModelBook
 from sidecar.triton.reader import TritonReader
@@ -27,7 +28,10 @@ _UNARY: Final = methods.lookup(methods.KSERVE + "ModelInfer")
 
 
 def measure(*, quick: bool) -> dict[str, Any]:
-    """``requests``: by what is read, µs and extra peak bytes; ``guards``: µs a KB of prompt, by what is looked for."""
+    """``requests``: by what is read, µs (of a header seen before, and afresh) and extra peak bytes.
+
+    ``guards``: µs a KB of text, by what is looked for.
+    """
     scale = 5 if quick else 1
     return {"requests": _requests(scale), "guards": _guards(scale)}
 
@@ -96,9 +100,17 @@ def _requests(scale: int) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for name, (contract, message) in requests().items():
         read = reading(contract, message)
+
+        def afresh(read: Callable[[], object] = read) -> None:
+            triton_request._form.cache_clear()  # noqa: SLF001 — headers that were read already are remembered
+            read()
+
         found[name] = {
-            "message_bytes": len(message), "us": _least(read, 5_000 // scale), "extra_bytes": extra_bytes(read),
-        }  # fmt: skip
+            "message_bytes": len(message),
+            "us": _least(read, 5_000 // scale),
+            "afresh_us": _least(afresh, 5_000 // scale),
+            "extra_bytes": max(extra_bytes(read), extra_bytes(afresh)),
+        }
     return found
 
 

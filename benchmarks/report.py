@@ -61,10 +61,17 @@ def _governance(found: dict[str, Any]) -> Table:
 
 def _reading(found: dict[str, Any]) -> list[Table]:
     table = Table(title="Read one request: model and facts, CPU", title_justify="left")
-    for column in ("request", "message, bytes", "µs", "extra memory at its peak, bytes"):
+    for column in (
+        "request",
+        "message, bytes",
+        "µs, header seen before",
+        "µs, afresh",
+        "extra memory at its peak, bytes",
+    ):
         table.add_column(column, justify="left" if column == "request" else "right")
     for name, row in found["requests"].items():
-        table.add_row(name, f"{row['message_bytes']:,}", f"{row['us']:.2f}", f"{row['extra_bytes']:,}")
+        table.add_row(name, f"{row['message_bytes']:,}", f"{row['us']:.2f}", f"{row['afresh_us']:.2f}",
+                      f"{row['extra_bytes']:,}")  # fmt: skip
     guards = Table(title="Guards, where nothing is found: CPU µs a KB of text", title_justify="left")
     for column in ("looked for", "in a prompt", "in an output, in pieces of 16 bytes"):
         guards.add_column(column, justify="left" if column == "looked for" else "right")
