@@ -95,6 +95,16 @@ def test_a_sequence_that_never_began_is_told_so_in_tritons_words(
     assert refused.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
+def test_an_end_that_triton_refused_can_be_sent_again(sidecar: Sidecar, client: kserve.InferenceServerClient) -> None:
+    assert add(client, sidecar, OURS, 71, 1, start=True) == 1
+    wrong = kserve.InferInput("number", [1, 2], "INT32").set_data_from_numpy(np.ones((1, 2), np.int32))
+    with pytest.raises(InferenceServerException, match="unexpected shape for input 'number'"):
+        client.infer("counter", [wrong], sequence_id=71, sequence_end=True, headers=sidecar.headers(OURS))
+    assert add(client, sidecar, OURS, 71, 2, end=True) == 3
+    with pytest.raises(InferenceServerException, match="must specify the START flag"):
+        add(client, sidecar, OURS, 71, 4)
+
+
 def test_many_sequences_of_both_keep_their_own_totals(sidecar: Sidecar, client: kserve.InferenceServerClient) -> None:
     tenants, ids = (OURS, THEIRS), range(1, 9)  # 16 at once; `counter32` has room for 8: the others wait their turn
     totals = {(tenant, each): 0 for tenant in tenants for each in ids}
