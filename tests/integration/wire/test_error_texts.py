@@ -147,12 +147,12 @@ def test_a_restricted_protocol_is_our_own_fault_and_alarms(
     """Triton asks for a header that the sidecar was not told of; its name is told to nobody."""
     running = start_triton(
         tmp_path / "triton", (ROOT / "examples" / "models" / "echo").parent, otlp_url=otlp.http_url,
-        extra_flags=["--grpc-restricted-protocol=inference,metadata:tell-nobody=s3cret"],
+        extra_flags=["--grpc-restricted-protocol=inference,statistics:tell-nobody=s3cret"],
     )  # fmt: skip
     try:
         sidecar = own(parts=Parts(otlp, running.addresses, postgres.create_database()))
         with sidecar.bare() as bare:
-            for path in ("ModelInfer", "ServerMetadata"):
+            for path in ("ModelInfer", "ModelStatistics"):
                 message = echo() if path == "ModelInfer" else b""
                 answer = bare.unary(message, sidecar.headers(), path="/inference.GRPCInferenceService/" + path)
                 assert (answer.code, answer.told().reason, answer.told().retry) == ("INTERNAL", "INTERNAL", None)
