@@ -137,8 +137,11 @@ class Recorded:
         return self._input_tokens + output, self._exact_out
 
     def remaining_ns(self, at: Instant) -> int | None:
-        """How long it would go on at its own pace to all that was asked of it; None: it has no pace yet."""
-        facts, told = self.admission.facts, self._counted if self._exact_out else self._estimated()
+        """How long it would go on at its own pace to all that was asked of it; None: it has no pace yet.
+
+        Uncounted, each text is one token: to take more for said than was would end it here while it still runs.
+        """
+        facts, told = self.admission.facts, self._counted if self._exact_out else self._texts
         if self._first_ns is None or told < _PACED:
             return None
         took = at.mono_ns - self.admission.call.arrived.mono_ns - self._first_ns

@@ -18,6 +18,12 @@ _SLOW: Final = {
     "max_tokens": 1_000_000,
     "groups": ["llm"],
 }
+_DEAF: Final = {
+    "contract": "vllm",
+    "kv": {"bytes_per_token": 1024, "tokens_per_block": 16},
+    "default_tokens": 60,  # what its calls are taken to ask for: they can't say
+    "on_cancel": {"runs_on": "10m"},
+}
 # Each of these tenants has one limit, which a test then meets.
 LIMITED: Final[dict[str, dict[str, Any]]] = {
     "one-a-minute": {"requests": {"rate": "1/m", "burst": 1}},
@@ -25,6 +31,11 @@ LIMITED: Final[dict[str, dict[str, Any]]] = {
     "one-slot": {"concurrency": 1},
     "small-kv": {"kv_memory": "256KiB"},  # 256 tokens of `slow`
     "small-tensors": {"tensor_memory": "64KiB"},
+}
+# Where data of a class may be processed; its tenants' other data in the EU and the US.
+CLASSED: Final[dict[str, dict[str, list[str]]]] = {
+    "one-stricter": {"public": ["EU", "US"], "phi": ["us-east-1"]},
+    "at-odds": {"public": ["EU"], "phi": ["us-east-1"]},
 }
 ELSEWHERE: Final[dict[str, dict[str, list[str]]]] = {
     "stored-in-us": {**_EU, "storage": ["US"]},
@@ -38,16 +49,19 @@ def write_bundle(directory: Path) -> Path:
     shutil.copytree(BUNDLE, bundle)
     shutil.rmtree(bundle / "tests")  # they are about the demo's tenants
     models, plans = bundle / "models.yaml", bundle / "plans.yaml"
-    models.write_text(models.read_text() + _yaml("slow", _SLOW))
+    models.write_text(models.read_text() + _yaml("slow", _SLOW) + _yaml("deaf", _DEAF))
     plans.write_text(plans.read_text() + _yaml("ample", _UNLIMITED))
     _tenant(bundle, "acme", models=["*"], residency={**_EU, "classes": {"phi": ["eu-west-1"]}})
     _tenant(bundle, "two", models=["*"])
     for name, limits in LIMITED.items():
-        _tenant(bundle, name, models=["slow", "echo", "hold"], limits=limits)
+        _tenant(bundle, name, models=["slow", "echo", "hold", "deaf"], limits=limits)
     # `ghost` is granted and Triton has none; the bundle's models.yaml names neither of the other two.
     _tenant(bundle, "neighbour", models=["gossip", "echo", "ghost"])
     for name, residency in ELSEWHERE.items():
         _tenant(bundle, name, models=["*"], residency=residency)
+    for name, classes in CLASSED.items():
+        both = {kept: ["EU", "US"] for kept in ("processing", "storage", "telemetry")}
+        _tenant(bundle, name, models=["*"], residency={**both, "classes": classes})
     return bundle
 
 

@@ -204,6 +204,14 @@ def slow(count: int, delay_ms: int = 1, *, prompt: bytes = b"a b c", size: int =
     return bytes(message.SerializeToString())
 
 
+def deaf(count: int, delay_ms: int, **fields: Any) -> bytes:
+    """``count`` responses of `deaf`, whoever listens."""
+    numbers = [(name, "INT32", [1], struct.pack("<i", n)) for name, n in (("count", count), ("delay_ms", delay_ms))]
+    return bytes(
+        request("deaf", ("text_input", "BYTES", [1], packed(b"a b c")), *numbers, **fields).SerializeToString()
+    )
+
+
 def failing(code: str, text: str, *, stream: bool = False, after: int = 0, **fields: Any) -> bytes:
     """Triton's answer shall be this error; on a stream after so many good responses."""
     tensors = [("code", "BYTES", [1], packed(code.encode())), ("message", "BYTES", [1], packed(text.encode()))]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.sidecar import Bare, Sidecar, ended, hold, said, slow
+from tests.support.sidecar import Bare, Sidecar, deaf, echo, ended, hold, said, slow
 from tests.support.stack import Triton, eventually
 
 pytestmark = pytest.mark.integration
@@ -100,6 +100,25 @@ class TestStreams:
         record = sidecar.record(f"{answer.call_id}/1")
         assert (record["outcome"], record["reason"], record["status"]) == ("failed", "UPSTREAM_TIMEOUT", 4)
         assert (record["output"] or "").startswith(read)
+
+    def test_what_goes_on_after_a_cancel_keeps_its_slot(self, sidecar: Sidecar, bare: Bare, triton: Triton) -> None:
+        """Until it has ended by its own pace, long before the ten minutes that its model may run on."""
+        headers, request_id = sidecar.headers("one-slot"), fresh(sidecar)
+        eventually(lambda: sidecar.metric("warden_running_on_calls") == 0, what="the end of what others left running")
+        stream = bare.stream([deaf(60, 100, id=request_id)], headers)
+        for _ in range(10):
+            response = stream.next()
+            assert (response.error_message, said(response) != "") == ("", True)
+        stream.call.cancel()
+        eventually(lambda: sidecar.metric("warden_running_on_calls") == 1, what="a call that runs on")
+        answer = bare.unary(echo(), headers)
+        assert (answer.code, answer.told().reason) == ("RESOURCE_EXHAUSTED", "CONCURRENCY")
+        assert sidecar.metric("warden_quota_held_bytes") > 0
+        eventually(lambda: bare.unary(echo(), headers).code == "OK", what="its slot again", within_s=60)
+        sent = sidecar.sent(request_id, model="deaf", tenant="one-slot")
+        assert f"completed {sent} after 59" in triton.reports()
+        assert sidecar.metric("warden_running_on_calls") == 0
+        sidecar.settles()
 
     def test_a_half_closed_stream_is_cancelled_with_all_its_messages(
         self, sidecar: Sidecar, bare: Bare, triton: Triton

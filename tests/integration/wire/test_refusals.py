@@ -164,6 +164,37 @@ class TestRefusals:
         record = sidecar.record(f"{answer.call_id}/2")
         assert (record["outcome"], record["reason"]) == ("refused", reason)
 
+    @pytest.mark.parametrize(
+        ("tenant", "classes", "elsewhere"),
+        [
+            ("cobalt", "", "us-east-1"),
+            ("one-stricter", "phi", "us-east-1"),
+            ("one-stricter", "public,phi", "us-east-1"),
+            ("one-stricter", "phi, public", "us-east-1"),
+            ("at-odds", "public,phi", ""),
+        ],
+    )
+    def test_a_wrong_place_says_where_to_go(
+        self, sidecar: Sidecar, bare: Bare, tenant: str, classes: str, elsewhere: str
+    ) -> None:
+        """Of several classes each must allow the place, so the strictest decides; "" is nowhere."""
+        message = _with_id(chat().SerializeToString() if tenant == "cobalt" else echo(), "there")
+        headers = sidecar.headers(tenant, **({"x-data-class": classes} if classes else {}))
+        answer = bare.unary(message, headers)
+        told = assert_refused(answer, Reason.RESIDENCY_PROCESSING, sidecar)
+        assert {**answer.initial, **answer.trailing}["x-warden-allowed-regions"] == elsewhere
+        assert (told.metadata["region"], told.metadata["allowed_regions"]) == ("eu-west-1", elsewhere)
+        (response,) = bare.stream([message], headers)
+        assert response.infer_response.parameters["warden_allowed_regions"].string_param == elsewhere
+
+    @pytest.mark.parametrize(
+        ("tenant", "classes"), [("one-stricter", "public"), ("at-odds", "public"), ("acme", "phi")]
+    )
+    def test_the_right_place_for_a_class(self, sidecar: Sidecar, bare: Bare, tenant: str, classes: str) -> None:
+        answer = bare.unary(echo(), sidecar.headers(tenant, **{"x-data-class": classes}))
+        assert answer.code == "OK"
+        assert "x-warden-allowed-regions" not in {**answer.initial, **answer.trailing}
+
     def test_a_rate_says_when_to_come_back(self, sidecar: Sidecar, bare: Bare) -> None:
         headers = sidecar.headers("one-a-minute")
         bare.unary(echo(), headers)
