@@ -23,6 +23,8 @@ from benchmarks import (
     identity,
     identity_snapshot,
     parts,
+    policies,
+    quotas,
     reading,
     refusals,
     report,
@@ -39,13 +41,18 @@ from tests.support.debian import ensure
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _TOOLS: Final = (("nghttp2-client", "h2load"), ("nghttp2-server", "nghttpd"))
-SECTIONS: Final = ("governance", "reading", "evidence", "identity", "standin", "triton", "streams")
-QUICK: Final = ("governance", "reading", "identity", "standin", "streams")
+ALONE: Final[dict[str, Callable[..., dict[str, Any]]]] = {  # by what each measures; no wire, no other process
+    "reading": reading.measure, "quotas": quotas.measure, "policies": policies.measure,
+}  # fmt: skip
+SECTIONS: Final = ("governance", *ALONE, "evidence", "identity", "standin", "triton", "streams")
+QUICK: Final = ("governance", *ALONE, "identity", "standin", "streams")
 
 
 def main() -> int:
     asked = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    asked.add_argument("--quick", action="store_true", help="fewer rounds, no real Triton: under 90 s, and coarser")
+    asked.add_argument(
+        "--quick", action="store_true", help="fewer rounds, no real Triton: under 3 minutes, and coarser"
+    )
     asked.add_argument("--only", choices=SECTIONS, action="append", help="these sections alone; then nothing is kept")
     asked.add_argument("--no-history", action="store_true", help="do not append to benchmarks/history.jsonl")
     given = asked.parse_args()
@@ -56,14 +63,15 @@ def main() -> int:
         _say("governance alone")
         numbers["governance"] = governance.measure(quick=given.quick)
         numbers["governance"]["app"] = hosted_app.measure(quick=given.quick)
-    if "reading" in wanted:
-        _say("reading requests, guards")
-        numbers["reading"] = reading.measure(quick=given.quick)
+    for name, measure in ALONE.items():
+        if name in wanted:
+            _say(name)
+            numbers[name] = measure(quick=given.quick)
     os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"  # where Debian puts nghttpd
     lacking = [package for package, tool in _TOOLS if ensure(package, tool) is None]
     if lacking:
         _say(f"wires and streams are left out: install {' and '.join(lacking)}, or run as root")
-    elif set(wanted) - {"governance", "reading"}:
+    elif set(wanted) - {"governance", *ALONE}:
         with tempfile.TemporaryDirectory(prefix="warden-bench-") as directory:
             numbers |= _over_wires(Path(directory), wanted, quick=given.quick)
     numbers["seconds"] = round(time.monotonic() - began)

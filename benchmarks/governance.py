@@ -24,6 +24,7 @@ from sidecar.identity.denials import Age, DenyList
 from sidecar.runtime import clock, compose, settings
 from sidecar.transports.budget import Budget
 from sidecar.transports.context import Bounds, Services, read
+from sidecar.transports.waiting import WaitingRoom
 from sidecar.triton import methods
 
 WARM_UP: Final = 500
@@ -79,6 +80,7 @@ class Rig:
             ready=lambda: True,
             crashed=lambda _call, fault: (_ for _ in ()).throw(fault),
             cut_off=lambda _why: None,
+            waiting=WaitingRoom(),
         )
         self.context = read(self.services, self.method, self.headers, _PEER)
 

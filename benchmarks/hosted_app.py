@@ -52,7 +52,7 @@ class App:
         self.wire = AsgiWire(made.services, _Upstream(made.response), LiveRpcs())
         self._body = {"type": "http.request", "body": framed(made.request), "more_body": False}
         self._scope = {
-            "type": "http", "method": "POST", "path": UNARY, "client": ("127.0.0.1", 50000),
+            "type": "http", "http_version": "2", "method": "POST", "path": UNARY, "client": ("127.0.0.1", 50000),
             "headers": [(name.encode(), value) for name, value in made.headers],
         }  # fmt: skip
 

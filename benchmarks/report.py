@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -25,16 +26,10 @@ def show(numbers: dict[str, Any]) -> None:
         f"\n{machine['cores']} cores {machine['cpu']}, Python {machine['python']}, commit {numbers['commit']}, "
         f"load average {numbers['load_average']}, calibration {machine['speed_us']} µs, {numbers['seconds']} s"
     )
-    if "governance" in numbers:
-        console.print(_governance(numbers["governance"]))
-    if "reading" in numbers:
-        for table in _reading(numbers["reading"]):
-            console.print(table)
-    if "evidence" in numbers:
-        console.print(_evidence(numbers["evidence"]))
-    if "identity" in numbers:
-        for table in _identity(numbers["identity"]):
-            console.print(table)
+    for name, tables in _ALONE:
+        if name in numbers:
+            for table in tables(numbers[name]):
+                console.print(table)
     for name, title in (
         ("standin", "One ModelInfer of 1 KB, upstream: a stand-in for Triton in C (13 µs a call): the wire alone"),
         ("triton", "One ModelInfer of 1 KB, upstream: real Triton, Python backend"),
@@ -46,7 +41,7 @@ def show(numbers: dict[str, Any]) -> None:
     console.print(_budgets(numbers))
 
 
-def _governance(found: dict[str, Any]) -> Table:
+def _governance(found: dict[str, Any]) -> list[Table]:
     table = Table(title="Governance alone: one unary call, 1 KB prompt and output, audit full", title_justify="left")
     table.add_column("step")
     table.add_column("µs", justify="right")
@@ -56,7 +51,7 @@ def _governance(found: dict[str, Any]) -> Table:
     table.add_row("whole call, CPU, least round (median)", f"{found['cpu_us_min']:.1f} ({found['cpu_us_median']:.1f})")
     table.add_row("beside it, the wire's: read the headers", f"{found['headers_us_min']:.1f}")
     table.add_row("all of wire envoy's own Python, governance in it", f"{found['app']['cpu_us_min']:.1f}")
-    return table
+    return [table]
 
 
 def _reading(found: dict[str, Any]) -> list[Table]:
@@ -80,7 +75,34 @@ def _reading(found: dict[str, Any]) -> list[Table]:
     return [table, guards]
 
 
-def _evidence(found: dict[str, Any]) -> Table:
+def _quotas(found: dict[str, float]) -> list[Table]:
+    table = Table(title="Quotas of one call: CPU", title_justify="left")
+    table.add_column("what")
+    table.add_column("µs", justify="right")
+    for name, value in found.items():
+        table.add_row(name, f"{value:.2f}")
+    return [table]
+
+
+def _policies(found: dict[str, Any]) -> list[Table]:
+    """``late``: how long a thread that wants the interpreter waited for it; beside it, with nothing else done."""
+    table = Table(title=f"A bundle of {found['tenants']:,} tenants", title_justify="left")
+    table.add_column("what")
+    table.add_column("measured", justify="right")
+    table.add_row("load, CPU ms", f"{found['load_cpu_ms']:,.0f}")
+    table.add_row("memory a tenant, bytes", f"{found['bytes_a_tenant']:,.0f}")
+    table.add_row("verdict, remembered (worked out), CPU µs", f"{found['cached_us']:.2f} ({found['uncached_us']:.0f})")
+    for name, what in (("one", "one tenant changed"), ("all", "the plans changed")):
+        took, cpu = found[f"reload_{name}_wall_ms"], found[f"reload_{name}_cpu_ms"]
+        late, idle = found[f"reload_{name}_late_p99_ms"], found[f"idle_{name}_late_p99_ms"]
+        table.add_row(f"reload, {what}: ms (CPU)", f"{took:,.0f} ({cpu:,.0f})")
+        table.add_row("  a call beside it late, p99 ms (without)", f"{late:.2f} ({idle:.2f})")
+        longest, without = found[f"reload_{name}_late_longest_ms"], found[f"idle_{name}_late_longest_ms"]
+        table.add_row("  at the longest, ms (without)", f"{longest:.2f} ({without:.2f})")
+    return [table]
+
+
+def _evidence(found: dict[str, Any]) -> list[Table]:
     table = Table(title="Evidence: from a journal into Postgres, sealed, in a signed log", title_justify="left")
     names = {
         "shipped_per_s": "records/s shipped",
@@ -94,7 +116,7 @@ def _evidence(found: dict[str, Any]) -> Table:
         table.add_column(name, justify="right")
     for size, row in found.items():
         table.add_row(f"{int(size):,}", *(f"{row[name]:,}" for name in names))
-    return table
+    return [table]
 
 
 def _identity(found: dict[str, Any]) -> list[Table]:
@@ -181,6 +203,16 @@ def _streams(found: dict[str, Any]) -> Table:
             f"{row['p99_added_us']:+,}",
         )
     return table
+
+
+_ALONE: Final[tuple[tuple[str, Callable[[dict[str, Any]], list[Table]]], ...]] = (
+    ("governance", _governance),
+    ("reading", _reading),
+    ("quotas", _quotas),
+    ("policies", _policies),
+    ("evidence", _evidence),
+    ("identity", _identity),
+)
 
 
 def budgets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
