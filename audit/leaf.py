@@ -24,6 +24,8 @@ _EMPTY: Final = ("{}", "[]")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _ENCODER: Final = msgspec.msgpack.Encoder()
+_AS_THEY_ARE: Final = frozenset({str, int, bool})
+_JSON: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def leaf_data(kind: str, pairs: Iterable[tuple[str, Any]]) -> bytes:
@@ -36,7 +38,7 @@ def leaf_data(kind: str, pairs: Iterable[tuple[str, Any]]) -> bytes:
             if text not in _EMPTY:
                 told.append((name, text))
         elif value or (value is not None and (name in NULLABLE or name.endswith("_sealed"))):
-            told.append((name, _plain(name, value)))
+            told.append((name, value if type(value) in _AS_THEY_ARE else _plain(name, value)))
     return b"warden/%b/v1\x00" % kind.encode() + _ENCODER.encode(told)
 
 
@@ -51,7 +53,7 @@ def _plain(name: str, value: Any) -> Any:
 
 def canonical_json(value: Any) -> str:
     """A parsed JSON value as one text, whatever its keys' order or its numbers' spelling was."""
-    return json.dumps(_canonical(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _JSON.encode(_canonical(value))
 
 
 def _canonical(value: Any) -> Any:

@@ -3,131 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
-from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from datetime import date, datetime
+from typing import Final
 
 import msgspec
-import psycopg
-import sqlalchemy as sa
 
 from audit import store, storing
 from audit.assemble import CallRecord, EventRecord, Joiner, Place, Record, event_record
 from audit.batch import Batch, Cursor, Row, StoredBundle, make_batch
-from audit.fleet import Fleet
+from audit.filling import Rows, ended_at, made_at
 from audit.follow import read_shipped
-from audit.keys import KeyFaultError
-from audit.logbook import ForkError, LogBook
+from audit.heads import Heads
+from audit.logbook import ForkError
 from audit.merkle import Frontier
-from audit.poison import PoisonKeeper
-from audit.record import Admitted, Entry, Event, Refused, decode
-from audit.redacting import redacted
-from audit.rows import CALL_COLUMNS, CallRow, EventRow, call_row, event_row
+from audit.patience import Patience
+from audit.record import Event, decode
+from audit.rows import CALL_COLUMNS, CallRow
+from audit.ship_parts import Bounds, Item, JournalError, Parts, Source, Status, StoppedError
 from audit.spool import drop_bundle, read_bundle
-from audit.vault import Vault
-from sidecar.core.model import Secret
-
-T = TypeVar("T")
 
 __all__ = ["Bounds", "Item", "Parts", "Shipper", "Source", "Status"]
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One journal entry as it was written."""
-
-    sequence: int
-    data: bytes
-    place: Place
-
-
-class Source(Protocol):
-    """A journal that is followed (``sidecar.runtime.shipping`` has the real one, tests/support/store.py the fake)."""
-
-    @property
-    def identity(self) -> str:
-        """Which journal this is ("": none yet): a new directory is a new journal, whose sequence starts over."""
-        ...
-
-    def seek(self, sequence: int) -> None:
-        """Read next from ``sequence``, or from the oldest entry there still is."""
-        ...
-
-    def read(self, limit: int) -> Sequence[Item]:
-        """Up to ``limit`` entries that are there now, in order; empty at the end. Raises OSError."""
-        ...
-
-    def waiting(self) -> int:
-        """Entries that were written and not read yet (about)."""
-        ...
-
-    def sync(self) -> None:
-        """Make durable what was read, before the database has it."""
-        ...
-
-    def shipped(self, sequence: int) -> None:
-        """Nothing up to ``sequence`` is needed any more."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """A batch is stored at ``rows``, at ``nbytes``, or ``seconds`` after its first row; all else is a deadline."""
-
-    rows: int = 500
-    nbytes: int = 8 * 2**20
-    seconds: float = 0.2
-    read: int = 1000  # entries read at once
-    idle: float = 0.02  # seconds to wait at the journal's end
-    cursor: float = 1.0  # seconds after which a cursor that moved is stored, rows or none
-    measure: float = 0.2  # seconds between looks at what waits
-    checkpoint: float = 1.0  # seconds between two signed heads while the log grows
-    fleet: float = 5.0  # seconds between two looks at the fleet's log
-    keep: float = 86400.0  # seconds that sealed batches are kept, for a database that is restored
-    backoff: float = 0.2  # seconds before the first retry, doubled up to:
-    backoff_most: float = 30.0
-    transaction: float = 60.0  # seconds after which a database that hangs is given up
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the shipper works with. ``chance`` gives [0, 1); ``ended`` is told each stored call, and must not wait."""
-
-    source: Source
-    engine: sa.Engine
-    redaction_key: Secret  # keys what a redacted identifier is replaced by
-    vault: Vault
-    book: LogBook
-    poison: PoisonKeeper
-    directory: Path  # the journal's; holds the spooled bundles
-    sidecar: str
-    region: str
-    jurisdiction: str
-    now: Callable[[], datetime]
-    monotonic: Callable[[], float]
-    chance: Callable[[], float]
-    ended: Callable[[CallRecord], None] | None = None
-    fleet: Fleet | None = None
-
-
-@dataclass(slots=True)
-class Status:
-    """What ``ship.json`` shows (sidecar.telemetry.shipfile)."""
-
-    shipped_sequence: int = 0
-    position: int = 0
-    lag_records: int = 0
-    oldest_unshipped_at: float | None = None
-    last_error: str | None = None
-    rows: int = 0
-    poisoned: int = 0
-    open_calls: int = 0
-    database_up: bool = False
-    log: str = ""
-    signed_size: int = 0  # of the last head that is stored
-    tampered: bool = False  # the database shows a tree that was not made here
 
 
 @dataclass(slots=True)
@@ -142,17 +40,17 @@ class _Pending:
     oldest: float | None = None
 
 
+@dataclass(slots=True)
+class _Flight:
+    """A sealed batch on its way to the database, while the next one is filled; ``answer`` is None once it was read."""
+
+    batch: Batch
+    pending: _Pending
+    answer: Future[None] | None
+
+
 DEFAULT: Final = Bounds()
 _DATA_KEY: Final = CALL_COLUMNS.index("data_key")
-_PRUNE: Final = 60.0  # seconds between two looks at which batches may go
-
-
-class JournalError(Exception):
-    """The journal cannot be followed as it is; waiting may help."""
-
-
-class StoppedError(Exception):
-    """Asked to stop while the database was away; what is pending is still in the journal."""
 
 
 class Shipper:
@@ -173,22 +71,31 @@ class Shipper:
         self._today: date | None = None
         self._journal = ""
         self._notes: list[tuple[str, dict[str, bool | int | float | str]]] = []  # facts for the log itself
-        self._signed_at = self._pruned_at = float("-inf")
-        self._sign_from = self._fleet_at = float("-inf")
-        self._published = -1  # size of the last head that is stored
+        self._patience = Patience(parts, bounds, self.status, stop, self._measure)
+        self._rows = Rows(parts, self.status)
+        self._heads = Heads(parts, bounds, self.status, self._patience.trouble)
+        self._waiting = 0  # entries that waited when that was looked at last
+        self._flight: _Flight | None = None
+        self._sender = ThreadPoolExecutor(1, "warden-store")
 
     def run(self) -> None:
         """Raises WrongJurisdictionError; every other trouble is waited out."""
         try:
-            while not self._stop.is_set():
-                try:
-                    self._patiently(self._begin)
-                    self._follow()
-                except (storing.FencedError, storing.BehindError) as fault:
-                    self._trouble(fault)
-                    self._stop.wait(self._bounds.backoff_most * self._parts.chance() / 10)
+            self._run()
         except StoppedError:
             return
+        finally:
+            self._sender.shutdown()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._ground()
+            try:
+                self._patience.until_it_works(self._begin)
+                self._follow()
+            except (storing.FencedError, storing.BehindError) as fault:
+                self._patience.trouble(fault)
+                self._stop.wait(self._bounds.backoff_most * self._parts.chance() / 10)
 
     # --- where to start -------------------------------------------------------------------------------------------
 
@@ -210,10 +117,11 @@ class Shipper:
         self._catch_up(tree)
         self._cursor = self._known_cursor(journal)
         self._joiner, self._pending = Joiner(), _Pending()
+        self._parts.vault.refresh()
         self._parts.source.seek(self._cursor.needed)
         self._read = self._cursor.needed - 1
         self._stored_at = self._parts.monotonic()
-        self._published = -1
+        self._heads.begin()
         self.status.tampered = False
 
     def _catch_up(self, tree: Frontier) -> None:
@@ -241,6 +149,7 @@ class Shipper:
         for batch in batches:
             try:
                 self._commit(batch)
+                self._parts.vault.stored(batch.keys)
             except storing.FencedError:
                 book.drop_unsigned(batch.first)
                 raise
@@ -265,7 +174,7 @@ class Shipper:
         source, first = self._parts.source, read_shipped(self._parts.directory) + 1
         try:
             source.seek(first)
-            made = [_made_at(item) for item in source.read(1)]
+            made = [made_at(item) for item in source.read(1)]
             source.seek(first)
         except OSError:  # told where it is read in earnest, once the database has been asked
             return None
@@ -274,7 +183,7 @@ class Shipper:
     def _follow(self) -> None:
         while True:
             stopping = self._stop.is_set()
-            items = () if stopping else self._patiently(self._next, local=True)
+            items = () if stopping else self._patience.until_it_works(self._next, local=True)
             if not items:
                 self._reached = None
             for item in items:
@@ -282,10 +191,13 @@ class Shipper:
             self._tell_notes()
             if self._due(stopping=stopping):
                 self._flush()
-            self._sign(idle=stopping or not items)
+            if self._flight is not None and (stopping or not items or self._answered):
+                self._land()
+            if self._flight is None:
+                self._heads.sign(idle=stopping or not items)
             if stopping or self._parts.monotonic() - self._measured_at >= self._bounds.measure:
                 self._measure()
-            self._tend_fleet(stopping=stopping)
+            self._heads.tend_fleet(stopping=stopping)
             if stopping:
                 return
             if not items:
@@ -297,17 +209,23 @@ class Shipper:
             kind, detail = self._notes.pop(0)
             place = Place(self._parts.sidecar, self._journal, self._parts.region, self._parts.jurisdiction)
             self._place = self._place or place
-            event = Event(f"{self._parts.book.log}:{self._position}:{kind}", self._now_ns(), kind, self._actor, detail)
+            event = Event(
+                f"{self._parts.book.log}:{self._position}:{kind}", self._now_ns(), kind, f"ship:{place.sidecar}", detail
+            )
             self._add(EventRecord(place, max(self._read, 0), event))
-
-    @property
-    def _actor(self) -> str:
-        return f"ship:{self._parts.sidecar}"
 
     @property
     def _position(self) -> int:
         """Of the next record in the log."""
         return self._parts.book.next.size + len(self._pending.rows)
+
+    @property
+    def _answered(self) -> bool:
+        return self._flight is not None and (self._flight.answer is None or self._flight.answer.done())
+
+    @property
+    def _behind(self) -> bool:
+        return self._waiting >= self._bounds.rows
 
     def _now_ns(self) -> int:
         return int(self._parts.now().timestamp() * 1e9)
@@ -321,7 +239,9 @@ class Shipper:
             raise store.WrongJurisdictionError(words)
         self._place = place
         self._take(item)
-        if len(self._pending.rows) >= self._bounds.rows or self._pending.nbytes >= self._bounds.nbytes:
+        bounds, pending = self._bounds, self._pending
+        most = max(bounds.rows, bounds.rows_most) if self._behind else bounds.rows
+        if len(pending.rows) >= most or pending.nbytes >= bounds.nbytes:
             self._flush()
 
     def _next(self) -> Sequence[Item]:
@@ -336,15 +256,20 @@ class Shipper:
     def _due(self, *, stopping: bool) -> bool:
         at, pending = self._parts.monotonic(), self._pending
         if pending.since is not None:
-            return stopping or at - pending.since >= self._bounds.seconds
+            seconds = self._bounds.seconds_most if self._behind else self._bounds.seconds
+            return stopping or at - pending.since >= seconds
+        if self._flight is not None:
+            return False
         moved = self._read > self._cursor.done
         return moved and self._place is not None and (stopping or at - self._stored_at >= self._bounds.cursor)
 
     def _measure(self) -> None:
         self._measured_at = self._parts.monotonic()
         status = self.status
-        waiting, oldest = self._parts.source.waiting(), self._pending.oldest
-        status.lag_records = len(self._pending.rows) + waiting
+        waiting = self._waiting = self._parts.source.waiting()
+        flown = self._flight.pending if self._flight is not None else _Pending()
+        oldest = self._pending.oldest if flown.oldest is None else flown.oldest
+        status.lag_records = len(flown.rows) + len(self._pending.rows) + waiting
         # What waits unread was made after what was read last, and in a backlog just after.
         status.oldest_unshipped_at = self._reached if oldest is None and waiting else oldest
         status.open_calls = self._joiner.open_calls
@@ -362,7 +287,7 @@ class Shipper:
             record = self._joiner.add(item.place, item.sequence, decode(item.data))
         except (msgspec.DecodeError, UnicodeError) as fault:
             # Not read again in vain: what was read before ``done`` has been kept before.
-            record = None if item.sequence <= self._cursor.done else self._unreadable(item, fault)
+            record = None if item.sequence <= self._cursor.done else self._rows.unreadable(item, self._position, fault)
         if record is not None and item.sequence > self._cursor.done:
             self._add(record)
 
@@ -372,14 +297,10 @@ class Shipper:
         missing = {"first": first, "last": item.sequence - 1}
         self._add(event_record(item.place, item.sequence - 1, at, "journal_gap", **missing))
 
-    def _unreadable(self, item: Item, fault: Exception) -> EventRecord:
-        self.status.poisoned += 1
-        return self._keep(item.place, item.sequence, item.data, f"unreadable entry: {fault}")
-
     def _add(self, record: Record) -> None:
-        row = self._patiently(lambda: self._row(record), local=True)
+        row = self._patience.until_it_works(lambda: self._rows.row(record, self._position), local=True)
         pending = self._pending
-        self._reached = _ended_at(record)
+        self._reached = ended_at(record)
         if pending.since is None:
             pending.since = self._parts.monotonic()
             pending.oldest = self._reached
@@ -393,44 +314,62 @@ class Shipper:
             if isinstance(digest, str):
                 pending.digests.append((digest, self._parts.now()))
 
-    def _row(self, record: Record) -> Row:
-        book, position = self._parts.book, self._position
-        try:
-            if isinstance(record, EventRecord):
-                return event_row(record, book.log, position)
-            kept, counts = redacted(record, self._parts.redaction_key.reveal())
-            return call_row(kept, self._parts.vault, book.log, position, counts)
-        except KeyFaultError:
-            raise  # the record is sound; its key will come
-        except Exception as fault:  # noqa: BLE001 — one record, whatever it is, must not hold up the others
-            self.status.poisoned += 1
-            instead = self._keep(record.place, record.sequence, _payload(record), f"cannot be a row: {fault}")
-            return event_row(instead, book.log, position)
-
-    def _keep(self, place: Place, sequence: int, payload: bytes, words: str, at: int | None = None) -> EventRecord:
-        """Put aside what cannot be stored; the event that stands for it says where."""
-        path = self._parts.poison.keep(place.journal, sequence, payload, words)
-        event_id = storing.substitute_id(self._parts.book.log, self._position if at is None else at)
-        detail: dict[str, bool | int | float | str] = {"error": words[:500], "file": path.name}
-        return EventRecord(place, sequence, Event(event_id, self._now_ns(), "record_unstorable", self._actor, detail))
-
     # --- storing --------------------------------------------------------------------------------------------------
 
     def _flush(self) -> None:
-        pending, book = self._pending, self._parts.book
+        """Seal what is pending and send it; what comes next is read and sealed while the database stores it."""
+        self._land()
+        self._heads.sign(idle=False)
         after = Cursor(self._joiner.needed(self._read + 1), max(self._read, self._cursor.done))
-        batch = self._patiently(lambda: self._sealed(after), local=True)
-        self._patiently(lambda: self._store(batch))
+        batch = self._patience.until_it_works(lambda: self._sealed(after), local=True)
+        self._parts.vault.refresh()
+        self._flight = _Flight(batch, self._pending, self._sender.submit(self._commit, batch))
+        self._pending = _Pending()
+
+    def _land(self) -> None:
+        """Wait until the batch that was sent is stored; one that failed is sent again from here, patiently."""
+        if self._flight is None:
+            return
+        flight = self._flight
+        self._patience.until_it_works(lambda: self._stored(flight))
+        self._flight = None
+        self._landed(flight)
+
+    def _stored(self, flight: _Flight) -> None:
+        """What the database refuses gives way to an event that says so; nobody has seen the tree with it yet."""
+        answer, flight.answer = flight.answer, None
+        try:
+            if answer is not None:
+                answer.result()
+            else:
+                self._commit(flight.batch)
+        except storing.RejectedError as fault:
+            changed = self._rows.without(flight.batch, fault.rows)
+            self._parts.book.keep(changed)
+            flight.batch = changed  # the answer to its COMMIT may be lost: it is this one that is asked for again
+            self._commit(changed)
+
+    def _ground(self) -> None:
+        """Before starting over: what is on its way either arrived or never will."""
+        flight, self._flight = self._flight, None
+        if flight is not None and flight.answer is not None:
+            wait((flight.answer,))
+
+    def _landed(self, flight: _Flight) -> None:
+        batch, after = flight.batch, flight.batch.after
         self.status.database_up = True
-        self._cursor, self._pending = after, _Pending()
+        self._cursor = after
+        self._parts.vault.stored(batch.keys)
+        if not batch.rows:
+            self._parts.book.moved(batch.journal, after)
         self._stored_at = self._parts.monotonic()
-        self.status.shipped_sequence, self.status.position = after.needed - 1, book.next.size
+        self.status.shipped_sequence, self.status.position = after.needed - 1, self._parts.book.next.size
         self.status.rows += len(batch.rows)
         self._parts.source.shipped(after.needed - 1)
         for bundle in batch.bundles:
             drop_bundle(self._parts.directory, bundle.digest)
         if self._parts.ended is not None:
-            for call in pending.calls:
+            for call in flight.pending.calls:
                 self._parts.ended(call)
 
     def _sealed(self, after: Cursor) -> Batch:
@@ -453,136 +392,11 @@ class Shipper:
         parts.book.keep(batch)
         return batch
 
-    def _store(self, batch: Batch) -> None:
-        """What the database refuses gives way to an event that says so; nobody has seen the tree with it yet."""
-        try:
-            self._commit(batch)
-        except storing.RejectedError as fault:
-            rows = list(batch.rows)
-            for position, words in fault.rows:
-                rows[position - batch.first] = self._substitute(batch.rows[position - batch.first], position, words)
-                self.status.poisoned += 1
-            changed = make_batch(batch, rows, keys=batch.keys, bundles=batch.bundles)
-            self._parts.book.keep(changed)
-            self._commit(changed)
-
-    def _substitute(self, row: Row, position: int, words: str) -> EventRow:
-        place = Place(self._parts.sidecar, self._journal, self._parts.region, self._parts.jurisdiction)
-        assert row.sequence is not None
-        kept = self._keep(place, row.sequence, msgspec.msgpack.encode(row.values), words, position)
-        return event_row(kept, self._parts.book.log, position)
-
     def _commit(self, batch: Batch) -> None:
+        """One at a time, here or in the sender's thread; touches nothing that sealing does."""
         today = self._parts.now().date()
         with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
             if today != self._today:
                 store.ensure_partitions(connection, store.days_ahead(today))
             storing.commit(connection, batch, self._parts.vault.provider)
         self._today = today
-        self._parts.vault.stored(batch.keys)
-        self._parts.vault.refresh()
-        if not batch.rows:
-            self._parts.book.moved(batch.journal, batch.after)
-
-    def _sign(self, *, idle: bool) -> None:
-        """Sign the tree that is stored, and store its head: at most every ``checkpoint`` seconds, and at the end."""
-        book, at = self._parts.book, self._parts.monotonic()
-        if book.next.size == self._published or not book.next.size:
-            return
-        if at < self._sign_from or (not idle and at - self._signed_at < self._bounds.checkpoint):
-            return
-        try:
-            self._publish(book.next.size, book.sign(book.next))
-        except (sa.exc.SQLAlchemyError, psycopg.Error, store.MismatchError, OSError) as fault:
-            # What comes next is read meanwhile, so that its age is told; the head is stored when the rest can be.
-            self._trouble(fault)
-            self._parts.engine.dispose()
-            self._sign_from = at + self._bounds.backoff
-            return
-        self._signed_at, self._published = at, book.next.size
-        self.status.last_error = None
-        self.status.signed_size = book.next.size
-        self._prune(at)
-
-    def _prune(self, at: float) -> None:
-        book = self._parts.book
-        if at - self._pruned_at >= _PRUNE:
-            self._pruned_at = at
-            book.prune(before_s=(self._parts.now() - timedelta(seconds=self._bounds.keep)).timestamp())
-
-    def _tend_fleet(self, *, stopping: bool) -> None:
-        """The fleet's log is everybody's: whether it can be written holds up nothing of ours."""
-        fleet, at, book = self._parts.fleet, self._parts.monotonic(), self._parts.book
-        if fleet is None or (not stopping and at - self._fleet_at < self._bounds.fleet):
-            return
-        self._fleet_at = at
-        closing = [book.log] if stopping and not self._pending.rows and not self._parts.source.waiting() else []
-        try:
-            with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
-                note = fleet.turn(connection, self._parts.now(), closing)
-            if note is not None:
-                fleet.published(note)
-        except (ForkError, storing.ForeignTreeError) as fault:
-            self.status.tampered = True
-            self._trouble(fault)
-        except (sa.exc.SQLAlchemyError, psycopg.Error, store.MismatchError, OSError) as fault:
-            self._trouble(fault)
-
-    def _publish(self, size: int, note: str) -> None:
-        with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
-            storing.publish(connection, self._parts.book.log, size, note, self._parts.now())
-
-    def _patiently(self, act: Callable[[], T], *, local: bool = False) -> T:
-        """Until it works: capped backoff with full jitter; asked to stop, one try and no more."""
-        wait, failed = self._bounds.backoff, False
-        while True:
-            try:
-                result = act()
-            except (store.WrongJurisdictionError, storing.FencedError, storing.BehindError):
-                raise
-            except (storing.ForeignTreeError, ForkError) as fault:
-                self.status.tampered = True
-                self._wait_out(fault, self._bounds.backoff_most)
-            except (sa.exc.SQLAlchemyError, psycopg.Error, store.MismatchError, JournalError, OSError) as fault:
-                failed = True
-                self._wait_out(fault, wait)
-                wait = min(wait * 2, self._bounds.backoff_most)
-            else:
-                if failed or not local:  # what works on our own disk says nothing of the database
-                    self.status.last_error = None
-                return result
-
-    def _wait_out(self, fault: Exception, seconds: float) -> None:
-        """Raises StoppedError where we are asked to stop meanwhile."""
-        self._trouble(fault)
-        self._parts.engine.dispose()
-        self._measure()
-        if self._stop.wait(seconds * self._parts.chance()):
-            raise StoppedError from fault
-
-    def _trouble(self, fault: Exception) -> None:
-        if isinstance(fault, sa.exc.SQLAlchemyError | psycopg.Error | store.MismatchError):
-            self.status.database_up = False
-        self.status.last_error = " ".join(str(getattr(fault, "orig", None) or fault).split())[:500]
-
-
-def _ended_at(record: Record) -> float:
-    """Seconds since the UNIX epoch at which the record was complete."""
-    if isinstance(record, EventRecord):
-        return record.event.at_ns / 1e9
-    return getattr(record.end, "at_ns", record.facts.decided_ns) / 1e9
-
-
-def _made_at(item: Item) -> float | None:
-    """Seconds since the UNIX epoch at which an entry was written; None where it can't be read."""
-    try:
-        entry: Entry = decode(item.data)
-    except (msgspec.DecodeError, UnicodeError):
-        return None
-    return (entry.call.decided_ns if isinstance(entry, Admitted | Refused) else entry.at_ns) / 1e9
-
-
-def _payload(record: Record) -> bytes:
-    if isinstance(record, EventRecord):
-        return msgspec.msgpack.encode(record.event)
-    return msgspec.msgpack.encode([record.facts, record.end, record.output])

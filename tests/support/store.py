@@ -241,5 +241,5 @@ def ship_for_real(config: str) -> None:
 def ship_until_killed(dsn: str, items: str, directory: str) -> None:
     """The body of a child process that a test kills: small batches, so that it is killed in every phase."""
     journal = FakeJournal(items=pickle.loads(Path(items).read_bytes()))
-    bounds = Bounds(rows=25, seconds=0.001, idle=0.001, read=40, cursor=0.001)
+    bounds = Bounds(rows=25, rows_most=25, seconds=0.001, idle=0.001, read=40, cursor=0.001)
     shipper(journal, dsn, Path(directory), bounds=bounds).run()

@@ -8,6 +8,7 @@ import os
 import pickle
 import random
 import signal
+import threading
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from psycopg.rows import dict_row
 
 from audit import store
 from audit.assemble import Place
+from audit.batch import Batch
 from audit.content import ContentSealer
 from audit.logbook import log_signer, origin_of
 from audit.merkle import Tree
@@ -229,17 +231,58 @@ def test_a_lost_answer_to_commit_stores_nothing_twice(dsn: str, tmp_path: Path) 
     journal = FakeJournal()
     journal.append(*completed(), event())
     with Shipping(journal, dsn, tmp_path) as shipping:
-        real, failures = shipping.shipper._store, iter([OSError("the answer was lost")])
+        real, failures = shipping.shipper._commit, iter([OSError("the answer was lost")])
 
-        def store_then_fail(batch: store.Batch) -> store.Committed:
-            done = real(batch)
+        def store_then_fail(batch: Batch) -> None:
+            real(batch)
             for failure in failures:
                 raise failure
-            return done
 
-        shipping.shipper._store = store_then_fail  # type: ignore[method-assign]
+        shipping.shipper._commit = store_then_fail  # type: ignore[method-assign]
         wait_until(lambda: shipping.shipper.status.rows == 2)
     assert positions(dsn) == [0, 1]
+
+
+def test_a_lost_answer_is_asked_for_again_with_what_stands_for_a_refused_row(dsn: str, tmp_path: Path) -> None:
+    query(dsn, "ALTER TABLE warden.audit_calls ADD CHECK (tenant <> 'unwanted')")
+    journal = FakeJournal()
+    journal.append(refused(), refused(tenant="unwanted"), refused())
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        real, lost = shipping.shipper._commit, iter([True])
+
+        def store_then_fail(batch: Batch) -> None:
+            real(batch)
+            if batch.rows and next(lost, False):
+                raise OSError("the answer was lost")
+
+        shipping.shipper._commit = store_then_fail  # type: ignore[method-assign]
+        wait_until(lambda: shipping.shipper.status.rows == 3)
+        journal.append(refused())
+        wait_until(lambda: shipping.shipper.status.rows == 4)
+    assert not shipping.shipper.status.tampered
+    assert positions(dsn) == [0, 1, 2, 3]
+
+
+def test_batches_grow_while_much_waits_and_the_next_is_filled_meanwhile(dsn: str, tmp_path: Path) -> None:
+    journal, bounds = FakeJournal(), Bounds(rows=20, rows_most=300, read=10, seconds=0.02, idle=0.005, measure=0.0)
+    journal.append(*(refused() for _ in range(2000)))
+    with Shipping(journal, dsn, tmp_path, bounds=bounds) as shipping:
+        real, going, filled = shipping.shipper._commit, threading.Event(), []
+
+        def once_the_next_is_filled(batch: Batch) -> None:
+            if not going.is_set():
+                wait_until(lambda: len(shipping.shipper._pending.rows) == 300)
+                filled.append(batch)
+                going.set()
+            real(batch)
+
+        shipping.shipper._commit = once_the_next_is_filled  # type: ignore[method-assign]
+        wait_until(lambda: shipping.shipper.status.rows == 2000)
+    assert filled
+    sizes = [size for (size,) in query(dsn, "SELECT length(hashes) / 32 FROM warden.audit_leaves ORDER BY first")]
+    assert max(sizes) == 300
+    assert len(sizes) < 20
+    assert positions(dsn) == list(range(2000))
 
 
 def test_two_shippers_of_one_journal_store_each_record_once(dsn: str, tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""When a shipper signs and stores the head of what is stored, forgets old batches, and writes the fleet's log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Final
+
+import psycopg
+import sqlalchemy as sa
+
+from audit import store, storing
+from audit.logbook import ForkError
+from audit.ship_parts import Bounds, Parts, Status
+
+__all__ = ["Heads"]
+
+_PRUNE: Final = 60.0  # seconds between two looks at which batches may go
+
+
+class Heads:
+    """One shipper's heads; it is asked in every round. ``trouble`` is told what failed."""
+
+    def __init__(self, parts: Parts, bounds: Bounds, status: Status, trouble: Callable[[Exception], None]) -> None:
+        self._parts, self._bounds, self.status, self._trouble = parts, bounds, status, trouble
+        self._signed_at = self._pruned_at = self._sign_from = self._fleet_at = float("-inf")
+        self._published = -1  # size of the last head that is stored
+
+    def begin(self) -> None:
+        """The database may not have the last head."""
+        self._published = -1
+
+    def sign(self, *, idle: bool) -> None:
+        """Sign the tree that is stored, and store its head: at most every ``checkpoint`` seconds, and at the end."""
+        book, at = self._parts.book, self._parts.monotonic()
+        if book.next.size == self._published or not book.next.size:
+            return
+        if at < self._sign_from or (not idle and at - self._signed_at < self._bounds.checkpoint):
+            return
+        try:
+            self._publish(book.next.size, book.sign(book.next))
+        except (sa.exc.SQLAlchemyError, psycopg.Error, store.MismatchError, OSError) as fault:
+            # What comes next is read meanwhile, so that its age is told; the head is stored when the rest can be.
+            self._trouble(fault)
+            self._parts.engine.dispose()
+            self._sign_from = at + self._bounds.backoff
+            return
+        self._signed_at, self._published = at, book.next.size
+        self.status.last_error = None
+        self.status.signed_size = book.next.size
+        self._prune(at)
+
+    def _prune(self, at: float) -> None:
+        book = self._parts.book
+        if at - self._pruned_at >= _PRUNE:
+            self._pruned_at = at
+            book.prune(before_s=(self._parts.now() - timedelta(seconds=self._bounds.keep)).timestamp())
+
+    def tend_fleet(self, *, stopping: bool) -> None:
+        """The fleet's log is everybody's: whether it can be written holds up nothing of ours."""
+        fleet, at, book = self._parts.fleet, self._parts.monotonic(), self._parts.book
+        if fleet is None or (not stopping and at - self._fleet_at < self._bounds.fleet):
+            return
+        self._fleet_at = at
+        closing = [book.log] if stopping and not self._parts.source.waiting() else []
+        try:
+            with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
+                note = fleet.turn(connection, self._parts.now(), closing)
+            if note is not None:
+                fleet.published(note)
+        except (ForkError, storing.ForeignTreeError) as fault:
+            self.status.tampered = True
+            self._trouble(fault)
+        except (sa.exc.SQLAlchemyError, psycopg.Error, store.MismatchError, OSError) as fault:
+            self._trouble(fault)
+
+    def _publish(self, size: int, note: str) -> None:
+        with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
+            storing.publish(connection, self._parts.book.log, size, note, self._parts.now())
