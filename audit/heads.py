@@ -54,7 +54,11 @@ class Heads:
         book = self._parts.book
         if at - self._pruned_at >= _PRUNE:
             self._pruned_at = at
-            book.prune(before_s=(self._parts.now() - timedelta(seconds=self._bounds.keep)).timestamp())
+            try:
+                before = self._parts.now() - timedelta(seconds=self._bounds.keep)
+                book.prune(before_s=before.timestamp(), most_bytes=self._bounds.keep_bytes)
+            except OSError as fault:  # a full disk must not end the shipper; what is kept is tried again
+                self._trouble(fault)
 
     def tend_fleet(self, *, stopping: bool) -> None:
         """The fleet's log is everybody's: whether it can be written holds up nothing of ours."""

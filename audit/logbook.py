@@ -6,17 +6,15 @@ extends the last one here, and it is here, durable, before anybody sees it.
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import msgspec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from audit.batch import Batch, Cursor, decode_batch, encode_batch
+from audit.batches import BatchFiles
 from audit.merkle import Frontier
 from audit.seal import Random
 from audit.spool import write_whole
@@ -24,8 +22,6 @@ from audit.tlog import Checkpoint, Signer
 from sidecar.core.model import Secret
 
 __all__ = ["ForkError", "LogBook", "LogState", "log_signer", "origin_of"]
-
-_BATCH: Final = re.compile(r"(\d{20})\.batch")
 
 
 class ForkError(Exception):
@@ -61,13 +57,15 @@ class LogBook:
 
     def __init__(self, directory: Path, sidecar: str, jurisdiction: str, root: Secret, random: Random) -> None:
         """Opens ``directory``, or begins a new log there. Raises OSError and ForkError."""
-        self._directory, self._batches = directory, directory / "batches"
+        self._directory = directory
         self._sidecar, self._jurisdiction, self._root, self._random = sidecar, jurisdiction, root, random
         self._open()
 
     def _open(self) -> None:
-        self._batches.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._firsts = self._list()  # of the kept batches, in order: a directory of a day is too long to read each time
+        try:
+            self._files = BatchFiles(self._directory / "batches")
+        except ValueError as fault:
+            raise ForkError(str(fault)) from fault
         self._state = self._load() or LogState(f"{self._sidecar}.{self._random(8).hex()}")
         self.signer = log_signer(self._root, origin_of(self._jurisdiction, self._state.log))
         self._save(self._state)
@@ -98,21 +96,19 @@ class LogBook:
             raise ForkError(f"position {batch.first} of {batch.log} was signed as something else")
         if batch.first > self._state.next_size:
             raise ForkError(f"position {batch.first} of {batch.log} does not follow {self._state.next_size}")
-        self._forget([first for first in self._firsts if first > batch.first])
-        write_whole(self._path(batch.first), encode_batch(batch))
-        if batch.first not in self._firsts[-1:]:
-            self._firsts.append(batch.first)
+        self._files.forget(self._files.at_or_after(batch.first + 1))
+        self._files.write(batch.first, encode_batch(batch))
         self._follow(batch)
 
     def drop_unsigned(self, size: int) -> None:
         """Forget what was sealed at or after ``size`` and never signed: another shipper has stored it."""
         if size < self._state.size:
             raise ForkError(f"the first {self._state.size} of {self.log} were signed")
-        gone = [first for first in self._firsts if first >= size]
+        gone = self._files.at_or_after(size)
         if not gone:
             return
         oldest = self.batch(gone[0])
-        self._forget(gone)
+        self._files.forget(gone)
         self._save(
             msgspec.structs.replace(
                 self._state, next_size=oldest.first, next_hashes=oldest.before_hashes,
@@ -140,7 +136,7 @@ class LogBook:
 
     def since(self, size: int) -> Iterator[Batch]:
         """The kept batches from position ``size`` on. Raises LookupError where they are no longer kept."""
-        firsts = [first for first in self._firsts if first >= size]
+        firsts = self._files.at_or_after(size)
         if size < self._state.next_size and firsts[:1] != [size]:
             raise LookupError(f"the batches from position {size} of {self.log} are no longer kept")
         return (self.batch(first) for first in firsts)
@@ -162,18 +158,17 @@ class LogBook:
 
     def batch(self, first: int) -> Batch:
         try:
-            return decode_batch(self._path(first).read_bytes())
+            return decode_batch(self._files.read(first))
         except (msgspec.DecodeError, ValueError) as fault:
-            raise ForkError(f"{self._path(first)} is damaged: {fault}") from fault
+            raise ForkError(f"{self._files.name(first)} is damaged: {fault}") from fault
 
-    def prune(self, *, before_s: float) -> None:
-        """Forget batches that were signed and last written before ``before_s`` (s since the UNIX epoch)."""
-        for first, after in itertools.pairwise(list(self._firsts)):
-            path = self._path(first)
-            if after > self._state.size or path.stat().st_mtime > before_s:
-                return
-            path.unlink()
-            self._firsts.remove(first)
+    def prune(self, *, before_s: float, most_bytes: int = 2**63) -> None:
+        """Forget batches that were signed: from before ``before_s`` (s since the UNIX epoch), or beyond ``most_bytes``.
+
+        The rest are packed together. Raises OSError.
+        """
+        self._files.prune(before_s=before_s, most_bytes=most_bytes, upto=self._state.size)
+        self._files.pack(self._state.size)
 
     def _at(self, size: int) -> Frontier | None:
         state = self._state
@@ -181,17 +176,17 @@ class LogBook:
             return self.next
         if size == state.size:
             return self.signed
-        return self.batch(size).frontier if self._path(size).exists() else None
+        return self.batch(size).frontier if size in self._files else None
 
     def _catch_up(self) -> None:
         """A crash may lie between a batch and the state that tells of it."""
-        for first in [first for first in self._firsts if first >= self._state.next_size]:
+        for first in self._files.at_or_after(self._state.next_size):
             if first != self._state.next_size:
-                raise ForkError(f"{self._path(first)} does not follow position {self._state.next_size}")
+                raise ForkError(f"{self._files.name(first)} does not follow position {self._state.next_size}")
             try:
-                batch = decode_batch(self._path(first).read_bytes())
+                batch = decode_batch(self._files.read(first))
             except (msgspec.DecodeError, ValueError):
-                self._forget([first])  # never whole, so never sent
+                self._files.forget([first])  # never whole, so never sent
                 return
             self._follow(batch)
 
@@ -210,18 +205,6 @@ class LogBook:
             ),
             durable=False,
         )  # fmt: skip — found again from the batch
-
-    def _forget(self, firsts: list[int]) -> None:
-        """Newest first, so that a crash between leaves no gap."""
-        for first in reversed(firsts):
-            self._path(first).unlink(missing_ok=True)
-            self._firsts.remove(first)
-
-    def _list(self) -> list[int]:
-        return sorted(int(match[1]) for path in self._batches.iterdir() if (match := _BATCH.fullmatch(path.name)))
-
-    def _path(self, first: int) -> Path:
-        return self._batches / f"{first:020d}.batch"
 
     def _load(self) -> LogState | None:
         try:

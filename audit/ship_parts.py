@@ -78,6 +78,7 @@ class Bounds:
     checkpoint: float = 1.0  # seconds between two signed heads while the log grows
     fleet: float = 5.0  # seconds between two looks at the fleet's log
     keep: float = 86400.0  # seconds that sealed batches are kept, for a database that is restored
+    keep_bytes: int = 8 * 2**30  # of them at most: beyond it the oldest go sooner
     backoff: float = 0.2  # seconds before the first retry, doubled up to:
     backoff_most: float = 30.0
     transaction: float = 60.0  # seconds after which a database that hangs is given up

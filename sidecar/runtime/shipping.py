@@ -180,7 +180,9 @@ def ship(settings: Settings, root: Secret, sealer: ContentSealer, stop: threadin
         chance=random.random,
         ended=None if pump is None else _spans_to(pump),
     )
-    shipper = Shipper(parts, stop, Bounds(keep=settings.audit.journal.keep))
+    shipper = Shipper(
+        parts, stop, Bounds(keep=settings.audit.journal.keep, keep_bytes=settings.audit.journal.max_bytes)
+    )
     try:
         with _alone(directory, stop), _reporting(directory / "ship.json", shipper, pump):
             if not stop.is_set():

@@ -119,6 +119,85 @@ def test_batches_go_when_they_are_signed_and_old(tmp_path: Path) -> None:
         log.since(0)
 
 
+def test_a_day_of_small_batches_is_few_files_and_gives_back_the_same(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    folder = tmp_path / "log" / "batches"
+    for _ in range(300):
+        log.keep(batch(log, "a"))
+    log.sign(log.next)
+    kept = [encode_batch(each) for each in log.since(0)]
+    log.prune(before_s=0)
+    assert sorted(path.name for path in folder.iterdir()) == [f"{0:020d}.pack", f"{299:020d}.batch"]
+    for opened in (log, book(tmp_path)):
+        assert [encode_batch(each) for each in opened.since(0)] == kept
+        assert [each.first for each in opened.since(297)] == [297, 298, 299]
+        assert opened.tree_at(150) == decode_batch(kept[150]).frontier
+    log.keep(batch(log, "b"))
+    assert log.next.size == 301
+    log.prune(before_s=1e12)
+    assert [path.name for path in folder.iterdir()] == [f"{300:020d}.batch"]
+
+
+def test_a_crash_between_pack_and_its_batches_loses_and_doubles_none(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    folder = tmp_path / "log" / "batches"
+    for _ in range(100):
+        log.keep(batch(log, "a"))
+    log.sign(log.next)
+    singles = {path.name: path.read_bytes() for path in folder.iterdir()}
+    kept = [encode_batch(each) for each in log.since(0)]
+    log.prune(before_s=0)
+    for name in sorted(singles)[40:]:
+        (folder / name).write_bytes(singles[name])
+    again = book(tmp_path)
+    assert [encode_batch(each) for each in again.since(0)] == kept
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_beyond_its_bytes_the_oldest_go_sooner_but_never_what_is_not_signed(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    folder = tmp_path / "log" / "batches"
+    for _ in range(100):
+        log.keep(batch(log, "a"))
+    log.prune(before_s=0, most_bytes=0)
+    assert len(list(log.since(0))) == 100
+    log.sign(log.next)
+    for _ in range(10):
+        log.keep(batch(log, "b"))
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    log.prune(before_s=0, most_bytes=size // 2)
+    kept = sum(path.stat().st_size for path in folder.iterdir())
+    assert size // 3 < kept <= size // 2 + 2000  # and a pack's index
+    log.prune(before_s=0, most_bytes=0)
+    assert [each.first for each in log.since(100)] == list(range(100, 110))
+
+
+def test_what_is_not_signed_is_not_packed(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    for _ in range(100):
+        log.keep(batch(log, "a"))
+    log.prune(before_s=1e12)
+    assert len(list((tmp_path / "log" / "batches").iterdir())) == 100
+    log.drop_unsigned(7)
+    assert log.next.size == 7
+
+
+def test_a_pack_that_was_damaged_is_named(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    for _ in range(100):
+        log.keep(batch(log, "a"))
+    log.sign(log.next)
+    log.prune(before_s=0)
+    pack = tmp_path / "log" / "batches" / f"{0:020d}.pack"
+    whole = pack.read_bytes()
+    pack.write_bytes(whole[:-20])
+    with pytest.raises(ForkError, match=r"0\.pack is damaged"):
+        list(book(tmp_path).since(0))
+    pack.write_bytes(whole[:8] + b"\xc1" + whole[9:])
+    with pytest.raises(ForkError, match=r"0\.pack is damaged"):
+        book(tmp_path)
+
+
 def test_a_log_that_ends_is_put_aside_whole(tmp_path: Path) -> None:
     log = book(tmp_path)
     log.keep(batch(log, "a"))
