@@ -160,15 +160,20 @@ def lock_keys(connection: sa.Connection, tenants: Sequence[str], *, alone: bool 
 def _insert_keys(connection: sa.Connection, rows: Sequence[KeyRow], provider: KeyProvider) -> None:
     if not rows:
         return
-    lock_keys(connection, [row.tenant for row in rows])
-    for row in rows:
-        kept = row if row.version == provider.current(row.tenant) else _late(connection, row, provider)
-        values = {
-            "id": kept.id, "tenant": kept.tenant, "days": kept.days, "day": kept.day, "version": kept.version,
-            "wrapped": kept.wrapped, "subject_sealed": kept.subject_sealed, "subject_mac": kept.subject_mac,
-            "destroyed_at": None if kept.wrapped is not None else sa.func.now(),
-        }  # fmt: skip
-        connection.execute(pg_insert(data_keys).values(values).on_conflict_do_nothing())
+    tenants = {row.tenant for row in rows}
+    lock_keys(connection, list(tenants))
+    current = {tenant: provider.current(tenant) for tenant in tenants}  # while the lock is held, nobody renews them
+    now = connection.scalar(sa.select(sa.func.now()))
+    kept = [row if row.version == current[row.tenant] else _late(connection, row, provider) for row in rows]
+    values = [
+        {
+            "id": row.id, "tenant": row.tenant, "days": row.days, "day": row.day, "version": row.version,
+            "wrapped": row.wrapped, "subject_sealed": row.subject_sealed, "subject_mac": row.subject_mac,
+            "destroyed_at": None if row.wrapped is not None else now,
+        }
+        for row in kept
+    ]  # fmt: skip
+    connection.execute(pg_insert(data_keys).on_conflict_do_nothing(), values)
 
 
 def _late(connection: sa.Connection, row: KeyRow, provider: KeyProvider) -> KeyRow:
