@@ -11,10 +11,11 @@ from typing import Any, Final
 import grpc
 import grpc.aio
 
-from benchmarks.setup import STREAM, framed, token_response
+from benchmarks.setup import STREAM, STREAM_MODEL, framed, token_response, told_of_itself
 
 MARK: Final = b"@"
 _DIGITS: Final = 19  # of monotonic ns, until 300 years after the machine's start
+_READY: Final = b"\x08\x01"  # ServerReadyResponse{ready: true}
 _BLANK: Final = MARK + b"0" * _DIGITS
 
 
@@ -35,14 +36,17 @@ class _Paced(grpc.GenericRpcHandler):
         before, _, after = token_response(_BLANK).partition(_BLANK)
         self._before, self._after = before + MARK, after
         self._final = token_response(b"", final=True)
+        self._told = told_of_itself(STREAM_MODEL)
 
     def service(self, handler_call_details: Any) -> Any:
         if handler_call_details.method == STREAM:
             return grpc.stream_stream_rpc_method_handler(self._stream)
-        return grpc.unary_unary_rpc_method_handler(self._ready)
+        told = self._told.get(handler_call_details.method.rpartition("/")[2], _READY)
 
-    async def _ready(self, _request: bytes, _context: Any) -> bytes:
-        return b"\x08\x01"  # ServerReadyResponse{ready: true}
+        async def tell(_request: bytes, _context: Any) -> bytes:
+            return told
+
+        return grpc.unary_unary_rpc_method_handler(tell)
 
     async def _stream(self, requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
         async for _ in requests:

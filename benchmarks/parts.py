@@ -55,7 +55,7 @@ def start_envoy(settings: Settings, directory: Path, *, hosted: bool) -> tuple[P
 
 
 def _host_bare(manager: dict[str, Any]) -> None:
-    (hosting,) = manager["http_filters"]
+    hosting = manager["http_filters"][-1]
     told = hosting["typed_config"]["filter_config"]
     told["value"] = json.dumps({**json.loads(told["value"]), "app": BARE})
 

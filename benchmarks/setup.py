@@ -16,6 +16,7 @@ from sidecar.cli.demo.stack import BUNDLE
 MODEL: Final = "reply"  # benchmarks/models/reply: vLLM's tensors, unary, answers at once
 STREAM_MODEL: Final = "slow"  # tests/support/models/slow: sends as many tokens as asked for, as fast as asked for
 _MODELS: Final = Path(__file__).parent / "models"
+_TEST_MODELS: Final = Path(__file__).resolve().parents[1] / "tests" / "support" / "models"
 TEXT_BYTES: Final = 1024  # of the prompt, and of the output
 UNARY: Final = "/inference.GRPCInferenceService/ModelInfer"
 STREAM: Final = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -78,15 +79,17 @@ def unary_response() -> bytes:
     return bytes(response.SerializeToString())
 
 
-def told_of_itself() -> dict[str, bytes]:
-    """What a Triton that holds ``reply`` alone answers of its models: method → message."""
-    config = text_format.Parse((_MODELS / MODEL / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+def told_of_itself(model: str = MODEL) -> dict[str, bytes]:
+    """What a Triton that holds this model alone answers of its models: method → message."""
+    directory = _MODELS if model == MODEL else _TEST_MODELS
+    config = text_format.Parse((directory / model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
     index = kserve.RepositoryIndexResponse()
-    index.models.add(name=MODEL, version="1", state="READY")
-    metadata = kserve.ModelMetadataResponse(name=MODEL, versions=["1"], platform=config.backend)
+    index.models.add(name=model, version="1", state="READY")
+    metadata = kserve.ModelMetadataResponse(name=model, versions=["1"], platform=config.backend)
     for tensors, told in ((config.input, metadata.inputs), (config.output, metadata.outputs)):
         for tensor in tensors:
-            told.add(name=tensor.name, datatype="BYTES", shape=tensor.dims)
+            kind = model_config_pb2.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+            told.add(name=tensor.name, datatype="BYTES" if kind == "STRING" else kind, shape=tensor.dims)
     answers = {
         "RepositoryIndex": index, "ModelMetadata": metadata, "ModelConfig": kserve.ModelConfigResponse(config=config),
     }  # fmt: skip
