@@ -124,7 +124,11 @@ def call_row(record: CallRecord, vault: Vault, log: str, position: int, redacted
         clean.number(quoted.nbytes),
     ]
     found = facts.findings + (record.end.findings if isinstance(record.end, Settled) else ())
-    values += [canonical_json(found), canonical_json(dict(redacted)), clean.changed]
+    values += [
+        canonical_json([msgspec.structs.astuple(each) for each in found]),
+        canonical_json(dict(redacted)),
+        clean.changed,
+    ]
     values += [sealer.seal("evidence", evidence(record)) if clean.changed else None]
     nbytes = 1000 + sum(len(value) for value in values if isinstance(value, bytes))
     return CallRow(position, record.sequence, started, call_id, values, nbytes)

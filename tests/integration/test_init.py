@@ -35,7 +35,12 @@ pytestmark = pytest.mark.integration
 
 INNER = {"generate", "retrieve"}  # what the ensemble `rag` is made of
 PLACE = ("--region", "eu-west-1", "--jurisdiction", JURISDICTION)
-CONTRACTS = {"chat": Contract.VLLM, "slow": Contract.VLLM, "rag": Contract.TRTLLM}  # the rest: generic
+CONTRACTS = {
+    "stopping": Contract.TRTLLM,
+    "chat": Contract.VLLM,
+    "slow": Contract.VLLM,
+    "rag": Contract.TRTLLM,
+}  # the rest: generic
 
 
 @dataclass(frozen=True, slots=True)
