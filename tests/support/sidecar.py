@@ -230,6 +230,11 @@ def said(response: Any) -> str:
     return raw[0][4:].decode() if raw else ""
 
 
+def withheld(call_id: str) -> str:
+    """What is told instead of a model's own words, which may quote the others of its batch."""
+    return f"the model failed; its own words are in the record of call {call_id}"
+
+
 # --- the sidecar --------------------------------------------------------------------------------------------------
 
 

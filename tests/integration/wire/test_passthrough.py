@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.triton.protos import ModelInferResponse
 from tests.support.kserve import request
-from tests.support.sidecar import Bare, Sidecar, echo, failing, final, said, slow
+from tests.support.sidecar import Bare, Sidecar, echo, failing, final, said, slow, withheld
 from tests.support.stack import Triton, eventually
 
 pytestmark = pytest.mark.integration
@@ -25,11 +25,6 @@ CODES = {
     "ALREADY_EXISTS": "ALREADY_EXISTS",
     "CANCELLED": "CANCELLED",
 }
-
-
-def withheld(call_id: str) -> str:
-    """What is told instead of a model's own words, which may quote the others of its batch."""
-    return f"the model failed; its own words are in the record of call {call_id}"
 
 
 class TestStatuses:
