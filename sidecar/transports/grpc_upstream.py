@@ -71,8 +71,9 @@ class _Unary:
             return UpstreamEnd(fault.code().value[0], fault.details() or "")
         return message
 
-    async def send(self, message: bytes, suffix: bytes) -> None:
-        raise NotImplementedError("a unary call has one message")
+    async def send(self, message: bytes, suffix: bytes) -> None:  # noqa: ARG002 — the Protocol's shape
+        """Only a stream takes more: whoever asks it of a unary call broke the contract."""
+        raise RuntimeError("a unary call has one message")
 
     def half_close(self) -> None:
         """A unary call is half-closed from the start."""

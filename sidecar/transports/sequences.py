@@ -138,8 +138,9 @@ class Seat:
             owner.inbox.append(item)
             owner.wake.set()
 
-    async def send(self, message: bytes, suffix: bytes) -> None:
-        raise NotImplementedError("a seat carries one request")
+    async def send(self, message: bytes, suffix: bytes) -> None:  # noqa: ARG002 — the Protocol's shape
+        """Each request takes a seat of its own: whoever asks for more broke the contract."""
+        raise RuntimeError("a seat carries one request")
 
     def half_close(self) -> None:
         if not self._left:

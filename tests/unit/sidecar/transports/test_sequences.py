@@ -158,5 +158,5 @@ async def test_where_the_stream_dies_every_request_on_it_is_told() -> None:
 
 
 async def test_a_seat_is_for_one_request() -> None:
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(RuntimeError, match="one request"):
         await Desk([]).join().send(b"", b"")
