@@ -1,0 +1,168 @@
+"""What a bundle grants: limits, a model's profile, and how calls are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+from msgspec import Struct, field
+
+from sidecar.core.routing import Canary
+
+__all__ = [
+    "AuditLevel",
+    "AuditRule",
+    "Contract",
+    "Durability",
+    "KvProfile",
+    "Limits",
+    "ModelProfile",
+    "PoolSize",
+    "Quantity",
+    "Redaction",
+    "RequestRate",
+    "Share",
+]
+
+
+class Contract(StrEnum):
+    """How a model's tensors are to be understood."""
+
+    VLLM = "vllm"
+    TRTLLM = "trtllm"
+    GENERIC = "generic"
+
+
+class RequestRate(Struct, frozen=True):
+    """``rate`` requests a second on average, ``burst`` at once."""
+
+    rate: float
+    burst: int
+
+
+class Quantity(StrEnum):
+    """What a quota counts, in the order it is tried."""
+
+    REQUESTS = "requests"
+    TOKENS = "tokens"
+    COMPUTE = "compute"
+    CONCURRENCY = "concurrency"
+    KV_BYTES = "kv_bytes"
+    TENSOR_BYTES = "tensor_bytes"
+
+
+class Share(Struct, frozen=True):
+    """A tenant's part of each model's pool, in thousandths: what it always gets back first, and the most it may hold.
+
+    Between the two it borrows what others leave idle.
+    """
+
+    guaranteed: int = 0
+    burst: int = 1000
+
+
+class Limits(Struct, frozen=True):
+    """The quotas of one account on this pod: a tenant, a tenant's model, or a key; None is "not limited".
+
+    ``expected``: of tokens, reserve what nineteen of twenty such calls use, not the most a call may use.
+    ``shadow``: decided and counted, not enforced. ``queue_ns``: how long a call may wait for room before it is refused.
+    ``models`` (globs, the first that fits) and ``per_key`` are further limits, each with balances of its own.
+
+    ``priority``: the best (lowest) queue priority it may ask Triton for; ``queue_timeout_us``: the longest its request
+    may ask to wait in Triton's queue. None of these two: what a request asks for is left to the model's default.
+    """
+
+    requests: RequestRate | None = None
+    tokens_per_minute: int | None = None
+    concurrency: int | None = None
+    kv_bytes: int | None = None
+    tensor_bytes: int | None = None
+    priority: int | None = None
+    queue_timeout_us: int | None = None
+    compute_per_minute: int | None = None  # ms of the model's time
+    expected: bool = False
+    shadow: frozenset[Quantity] = frozenset()
+    queue_ns: int = 0
+    share: Share = Share()
+    models: tuple[tuple[str, Limits], ...] = ()
+    per_key: Limits | None = None
+
+
+class PoolSize(Struct, frozen=True):
+    """What a model has to share among its tenants; None is "not known", and then not shared out."""
+
+    kv_bytes: int | None = None
+    concurrency: int | None = None
+
+
+class KvProfile(Struct, frozen=True):
+    """Bytes of KV cache a token takes over all ranks, and the block the cache is given out in (tokens)."""
+
+    bytes_per_token: int
+    tokens_per_block: int = 1
+    window: int | None = None  # tokens of a sequence that are kept, where not all are
+
+
+class ModelProfile(Struct, frozen=True):
+    """What models.yaml states of a model. ``max_tokens`` bounds, ``default_tokens`` replaces an absent request's.
+
+    ``classification``: its outputs may be asked for as classes, because each of them is numeric. ``digests``: what is
+    stated of its versions' directories. ``stated``: the bundle names the model; one that it doesn't is read by the
+    contract that its tensors speak.
+
+    ``stops_ns``: how long after a cancel the model may still hold what the call held. ``runs_on``: it looks at no
+    cancel, and that is the longest that it goes on; what the call's own pace makes more likely counts where known.
+    """
+
+    name: str
+    contract: Contract = Contract.GENERIC
+    kv: KvProfile | None = None
+    default_tokens: int = 16
+    max_tokens: int = 4096
+    groups: tuple[str, ...] = ()
+    classification: bool = False
+    canary: Canary | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
+    pool: PoolSize = PoolSize()
+    stops_ns: int = 500_000_000
+    runs_on: bool = False
+    stated: bool = True
+
+
+class AuditLevel(StrEnum):
+    """How much of a call its record keeps."""
+
+    METADATA = "metadata"
+    PROMPT = "prompt"
+    FULL = "full"
+
+
+class Durability(StrEnum):
+    """``batch`` outlives the process, ``strict`` outlives power (DESIGN rule 2)."""
+
+    BATCH = "batch"
+    STRICT = "strict"
+
+
+class Redaction(Struct, frozen=True, array_like=True):
+    """One class of personal identifiers that a record is stored without.
+
+    ``pattern`` (RE2) makes a class of its own; ``regions`` (ISO 3166): phone numbers as written there too.
+    """
+
+    kind: str
+    by: Literal["replace", "hash", "drop"] = "replace"
+    pattern: str = ""
+    regions: tuple[str, ...] = ()
+
+
+class AuditRule(Struct, frozen=True):
+    """How a tenant's calls are recorded; ``retention_days`` None is "kept until a bundle says otherwise"."""
+
+    level: AuditLevel = AuditLevel.FULL
+    durability: Durability | None = None  # None: the sidecar's configured mode
+    retention_days: int | None = None
+    redact: tuple[Redaction, ...] = ()
+    searchable: bool = False
+    two_people: bool = False  # an erasure needs a second person's word
