@@ -8,26 +8,20 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from sidecar.core.decision import OBSERVED, Decision, Refused, Stop, forbidden, unenforced
 from sidecar.core.endings import Ending, Owed
 from sidecar.core.model import (
-    NO_FACTS,
     NO_HEAD,
     PROOF,
     Action,
     Admission,
-    AuditLevel,
-    AuditRule,
     Call,
     Credential,
     Demand,
     Denial,
     Disposition,
-    Finding,
-    Forward,
     Head,
-    InferenceFacts,
     Instant,
-    Limits,
     MalformedRequest,
     Outcome,
     OutcomeKind,
@@ -35,13 +29,11 @@ from sidecar.core.model import (
     Reservation,
     ResponseFacts,
     Usage,
-    Verdict,
     replace,
 )
 from sidecar.core.ports import everything
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.recorded import Output, Recorded
-from sidecar.core.routing import NO_ROUTE, route
 from sidecar.core.scope import outside
 
 if TYPE_CHECKING:
@@ -64,7 +56,6 @@ WITHDRAWN: Final = frozenset({Reason.KEY_REVOKED, Reason.TOKEN_REVOKED})
 
 _CRASHED: Final = Outcome(OutcomeKind.FAILED, Code.INTERNAL, Reason.INTERNAL, "its outcome could not be written down")
 _UNREADABLE: Final = Denial(Reason.INTERNAL, internal="Triton's answer can't be read, so nobody is shown it")
-OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="observed")
 
 
 class Mode(StrEnum):
@@ -79,20 +70,6 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A call that was refused, with all that was known of it by then (for its record)."""
-
-    call: Call
-    denial: Denial
-    bundle: str
-    principal: Principal | None = None
-    head: Head = NO_HEAD
-    verdict: Verdict | None = None
-    facts: InferenceFacts = NO_FACTS
-    findings: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Ports:
     """The rooms the governor stands between."""
 
@@ -102,13 +79,6 @@ class Ports:
     quotas: Quotas
     recorder: Recorder
     instruments: Instruments
-
-
-class _Stop(Exception):  # noqa: N818 — control flow inside one function, never seen outside
-    """Carries a denial out of ``Governor._decide``."""
-
-    def __init__(self, denial: Denial) -> None:
-        self.denial = denial
 
 
 class Governor:
@@ -186,13 +156,13 @@ class Governor:
         policy = self._ports.policies.current()
         if self._draining:
             return Refused(call, Denial(Reason.DRAINING, retry_after=1.0), policy.digest)
-        decision = _Decision(call, policy, observe=self._mode is Mode.OBSERVE)
+        decision = Decision(call, policy, observe=self._mode is Mode.OBSERVE)
         try:
             return self._decide(decision, at)
-        except _Stop as stop:
+        except Stop as stop:
             return decision.refused(stop.denial)
 
-    def _decide(self, d: _Decision, at: Instant) -> Admission:
+    def _decide(self, d: Decision, at: Instant) -> Admission:
         call, reader = d.call, self._ports.reader
         d.identified(self._identify(call, at))
         if call.fault is not None:
@@ -220,7 +190,7 @@ class Governor:
             )  # fmt: skip
         if isinstance(held, Denial):
             reader.forgone(who.tenant, allowed.profile.name, forward, at)
-            raise _Stop(held)
+            raise Stop(held)
         would_refuse = d.denial or d.allowed.would_refuse or d.shadowed or held.over
         return Admission(call, d.who, d.allowed, d.facts, forward, held, would_refuse, PROOF, d.findings)
 
@@ -233,7 +203,7 @@ class Governor:
         """Which models ``who`` may know of. Mode observe keeps nothing from anybody: it enforces nothing."""
         return partial(policy.sees, who) if self._mode is Mode.ENFORCE else everything
 
-    def _barred(self, d: _Decision, at: Instant) -> Denial | None:
+    def _barred(self, d: Decision, at: Instant) -> Denial | None:
         """What is against this call whatever its message says, the method table first; None: nothing."""
         method = d.call.method
         if method.action is Action.UNKNOWN:
@@ -337,10 +307,10 @@ class Governor:
         assert recorded.watch is not None
         found = recorded.watch.feed(facts.texts)
         if self._mode is Mode.OBSERVE:
-            found = tuple(map(_unenforced, found))
+            found = tuple(map(unenforced, found))
         recorded.findings += found
         denying = next((finding for finding in found if finding.enforced == "deny"), None)
-        return None if denying is None else _forbidden(denying, "the output")
+        return None if denying is None else forbidden(denying, "the output")
 
     def sweep(self, at: Instant) -> None:
         """Journal output that would fall behind and endings that could not be; give back what ran on until now.
@@ -437,119 +407,9 @@ def _runs_on_ns(recorded: Recorded, at: Instant) -> int:
     return profile.stops_ns if paced is None else min(profile.stops_ns, paced + paced // 4)
 
 
-def _forbidden(finding: Finding, what: str) -> Denial:
-    return Denial(Reason.POLICY_FORBIDS, f"{what} holds what this tenant's guards deny", rule=f"guards.{finding.guard}")
-
-
-def _unenforced(finding: Finding) -> Finding:
-    return replace(finding, enforced="none")
-
-
 def _nobody_waits() -> None:
     """No wire has asked to be told yet."""
 
 
 def _unrecorded(denial: Denial) -> Outcome:
     return Outcome(OutcomeKind.FAILED, Code.UNAVAILABLE, denial.reason, denial.internal)
-
-
-class _Decision:
-    """What one admission has learnt so far; in ``observe`` the first refusal is kept instead of raised."""
-
-    __slots__ = (
-        "_verdict",
-        "call",
-        "denial",
-        "facts",
-        "findings",
-        "head",
-        "observe",
-        "policy",
-        "principal",
-        "shadowed",
-    )
-
-    def __init__(self, call: Call, policy: Policy, *, observe: bool) -> None:
-        self.call, self.policy, self.observe = call, policy, observe
-        self.principal: Principal | None = None
-        self.head = NO_HEAD
-        self.facts = NO_FACTS
-        self.denial: Denial | None = None
-        self.shadowed: Denial | None = None
-        self.findings: tuple[Finding, ...] = ()
-        self._verdict: Verdict | None = None
-
-    @property
-    def who(self) -> Principal:
-        assert self.principal is not None
-        return self.principal
-
-    @property
-    def allowed(self) -> Verdict:
-        assert self._verdict is not None
-        return self._verdict
-
-    def _refuse(self, denial: Denial) -> None:
-        if not self.observe or denial.always:
-            raise _Stop(denial)
-        self.denial = self.denial or denial
-
-    def identified(self, found: Principal | Denial) -> None:
-        if isinstance(found, Denial):
-            self._refuse(found)
-            found = OBSERVED
-        self.principal = found
-
-    def faulted(self, fault: Denial) -> None:
-        self._refuse(fault)
-
-    def authorised(self, verdict: Verdict | Denial) -> None:
-        if isinstance(verdict, Denial):
-            self._refuse(verdict)
-            profile = self.policy.profile(self.head.model)
-            verdict = Verdict("observe", self.policy.digest, profile, Limits(), AuditRule())
-        if self.denial is not None:
-            # Residency comes last: what was refused before it, or for headers that say too little, may be content that
-            # must not be stored here, or that its tenant wants kept nowhere.
-            verdict = replace(verdict, audit=replace(verdict.audit, level=AuditLevel.METADATA), may_trace=False)
-        self._verdict = verdict
-
-    def routed(self) -> None:
-        """Pick the version, where the model has a canary."""
-        verdict, who = self.allowed, self.who
-        if verdict.profile.canary is not None:
-            picked = route(
-                verdict.profile.name, verdict.profile.canary, self.head.version, tenant=who.tenant, principal=who.name,
-                call_id=self.call.id, sequence=bool(self.facts.parameters.get("sequence_id")),
-            )  # fmt: skip
-            self._verdict = replace(verdict, route=picked)
-
-    def guarded(self) -> None:
-        """What the tenant's guards find in the prompt; the first that denies it refuses the call."""
-        if self.allowed.guards is None:
-            return
-        found = self.allowed.guards.prompt(self.facts)
-        self.findings = tuple(map(_unenforced, found)) if self.observe else found
-        denying = [(_forbidden(each, "the prompt"), each.enforced) for each in found if each.verdict == "deny"]
-        self.shadowed = next((denial for denial, enforced in denying if enforced == "none"), None)
-        for denial, enforced in denying:
-            if enforced == "deny":
-                self._refuse(denial)
-
-    def isolated(self, forward: Forward | Denial) -> Forward:
-        if isinstance(forward, Denial):
-            self._refuse(forward)
-            # Untouched, so the model and version that the client named are what answers.
-            profile = self.policy.profile(self.head.model) if self.allowed.alias else self.allowed.profile
-            self._verdict = replace(self.allowed, profile=profile, alias="", route=NO_ROUTE)
-            return Forward(self.call.message)
-        return forward
-
-    def unreadable(self, fault: MalformedRequest, barred: Denial | None = None) -> None:
-        """``barred``: refuses the call whatever its message says, so it comes before what is wrong with that."""
-        self._refuse(barred or Denial(fault.reason, fault.detail, rule="message"))
-
-    def refused(self, denial: Denial) -> Refused:
-        return Refused(
-            self.call, denial, self.policy.digest, self.principal, self.head, self._verdict, self.facts, self.findings
-        )
