@@ -120,7 +120,8 @@ def rotate(
     )
 
 
-@app.command()
+# A thumbprint may begin with "-" (one kid of 64 from elsewhere, or of an earlier version): it is no option.
+@app.command(context_settings={"ignore_unknown_options": True})
 def retire(
     kid: Annotated[str, typer.Argument(help="The key to remove from the set.")],
     jwks: Annotated[Path, typer.Option(help="The public JWK set that the sidecars read.")],

@@ -53,11 +53,13 @@ class Assertion:
 
 
 def generate_key(kind: Literal["EdDSA", "ES256"] = "EdDSA") -> bytes:
-    """A new private key, PKCS #8 in PEM."""
-    private: Private = Ed25519PrivateKey.generate() if kind == "EdDSA" else ec.generate_private_key(ec.SECP256R1())
-    return private.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    """A new private key, PKCS #8 in PEM. Its kid begins with a letter or a digit: people type it into commands."""
+    while True:  # one key of 32 is left: base64url begins with "-" or "_" that often
+        private: Private = Ed25519PrivateKey.generate() if kind == "EdDSA" else ec.generate_private_key(ec.SECP256R1())
+        if _jwk(private)["kid"][0].isalnum():
+            return private.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
 
 
 def load_key(pem: bytes) -> SigningKey | str:
@@ -67,11 +69,16 @@ def load_key(pem: bytes) -> SigningKey | str:
     except (ValueError, TypeError):
         return "not an unencrypted private key in PEM"
     if isinstance(private, Ed25519PrivateKey):
-        public = _public(OKPAlgorithm.to_jwk(private.public_key()), "EdDSA")
-        return SigningKey(private, "EdDSA", public)
+        return SigningKey(private, "EdDSA", _jwk(private))
     if isinstance(private, ec.EllipticCurvePrivateKey) and isinstance(private.curve, ec.SECP256R1):
-        return SigningKey(private, "ES256", _public(ECAlgorithm.to_jwk(private.public_key()), "ES256"))
+        return SigningKey(private, "ES256", _jwk(private))
     return "neither Ed25519 nor P-256"
+
+
+def _jwk(private: Private) -> Mapping[str, str]:
+    if isinstance(private, Ed25519PrivateKey):
+        return _public(OKPAlgorithm.to_jwk(private.public_key()), "EdDSA")
+    return _public(ECAlgorithm.to_jwk(private.public_key()), "ES256")
 
 
 def _public(jwk: str, algorithm: str) -> Mapping[str, str]:

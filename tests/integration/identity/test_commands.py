@@ -337,6 +337,19 @@ def test_signing_keys_rotate_and_old_ones_verify_until_they_are_removed(tmp_path
     assert [verifies(tmp_path, token) for token in tokens] == [False, True, True]
 
 
+def test_a_kid_that_looks_like_an_option_is_retired(tmp_path: Path) -> None:
+    """Old keys and other tools' have such kids: a thumbprint is base64url, and begins with any of its 64 characters."""
+    config = configure(tmp_path, "host=/nowhere")
+    jwks = tmp_path / "jwks.json"
+    assert run(token_command.app, config, "init", "--jwks", str(jwks)).exit_code == 0
+    own = json.loads(jwks.read_text())["keys"]
+    for kid in ("-GlCY8XW2oMkvvhBhSuHG", "--lCY8XW2oMkvvhBhSuHG", "-h", "-"):
+        jwks.write_text(json.dumps({"keys": [*own, {**own[0], "kid": kid}]}))
+        assert run(token_command.app, config, "retire", kid, "--jwks", str(jwks)).exit_code == 0
+        assert json.loads(jwks.read_text())["keys"] == own
+    assert run(token_command.app, config, "retire", "kid", "--jwkz", str(jwks)).exit_code == 2
+
+
 def test_a_rotation_that_was_interrupted_goes_on_with_the_key_it_had_made(tmp_path: Path) -> None:
     config = configure(tmp_path, "host=/nowhere")
     jwks = ("--jwks", str(tmp_path / "jwks.json"))

@@ -39,6 +39,11 @@ def test_a_minted_token_verifies_against_the_published_keys(kind: Literal["EdDSA
     assert expires == NOW + 900
 
 
+@pytest.mark.parametrize("kind", ["EdDSA", "ES256"])
+def test_a_new_keys_kid_is_never_taken_for_an_option(kind: Literal["EdDSA", "ES256"]) -> None:
+    assert all(new(kind).kid[0].isalnum() for _ in range(200))
+
+
 def test_a_token_says_who_minted_it() -> None:
     token, _ = mint.mint(new(), SAID, token_id="01-id", at=NOW)
     read = compact.parse(token.encode())
