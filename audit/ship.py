@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -14,11 +14,10 @@ import msgspec
 from audit import store, storing
 from audit.assemble import CallRecord, EventRecord, Joiner, Place, Record, event_record
 from audit.batch import Batch, Cursor, Row, StoredBundle, make_batch
+from audit.database import Database
 from audit.filling import Rows, ended_at, made_at
 from audit.follow import read_shipped
 from audit.heads import Heads
-from audit.logbook import ForkError
-from audit.merkle import Frontier
 from audit.patience import Patience
 from audit.record import Event, decode
 from audit.rows import CALL_COLUMNS, CallRow
@@ -68,11 +67,10 @@ class Shipper:
         self._reached: float | None = None  # when the entry read last was made, or at the start the first one there is
         self._place: Place | None = None
         self._stored_at = self._looked_at = self._measured_at = 0.0
-        self._today: date | None = None
         self._journal = ""
-        self._notes: list[tuple[str, dict[str, bool | int | float | str]]] = []  # facts for the log itself
         self._patience = Patience(parts, bounds, self.status, stop, self._measure)
         self._rows = Rows(parts, self.status)
+        self._database = Database(parts, bounds, self.status)
         self._heads = Heads(parts, bounds, self.status, self._patience.trouble)
         self._waiting = 0  # entries that waited when that was looked at last
         self._flight: _Flight | None = None
@@ -107,15 +105,8 @@ class Shipper:
         self._reached = self._oldest()
         book = self._parts.book
         self.status.log = book.log
-        with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
-            store.check_jurisdiction(connection, self._parts.jurisdiction)
-            store.ensure_partitions(connection, store.days_ahead(self._parts.now().date()))
-            tree = storing.tree_of(connection, book.log)
-        self.status.database_up = True
-        self._today = self._parts.now().date()
         self._journal = journal
-        self._catch_up(tree)
-        self._cursor = self._known_cursor(journal)
+        self._cursor = self._database.agree(journal)
         self._joiner, self._pending = Joiner(), _Pending()
         self._parts.vault.refresh()
         self._parts.source.seek(self._cursor.needed)
@@ -123,51 +114,6 @@ class Shipper:
         self._stored_at = self._parts.monotonic()
         self._heads.begin()
         self.status.tampered = False
-
-    def _catch_up(self, tree: Frontier) -> None:
-        """Give the database what it was given before and does not have; refuse one that has what we never gave.
-
-        Raises ForkError, FencedError and BehindError.
-        """
-        book = self._parts.book
-        if tree.size > book.next.size:
-            raise ForkError(f"the database shows {tree.size} records of {book.log}; {book.next.size} were made here")
-        ours = book.tree_at(tree.size)
-        if ours is not None and ours != tree:
-            raise ForkError(f"the first {tree.size} records of {book.log} in the database are not those made here")
-        try:
-            batches = book.since(tree.size)
-        except LookupError:
-            # Restored from before all that is kept: this log can't be whole there. It ends, and a new one says so.
-            ended, signed = book.log, book.signed.size
-            book.begin_anew()
-            self.status.log = book.log
-            self._note("log_ended", log=ended, size=tree.size, signed_size=signed)
-            return
-        if tree.size < book.signed.size:
-            self._note("database_rolled_back", log=book.log, size=tree.size, signed_size=book.signed.size)
-        for batch in batches:
-            try:
-                self._commit(batch)
-                self._parts.vault.stored(batch.keys)
-            except storing.FencedError:
-                book.drop_unsigned(batch.first)
-                raise
-
-    def _known_cursor(self, journal: str) -> Cursor:
-        """Ours, where this log has read that journal; else the database's. One that another log moved is told."""
-        known, cursor = self._parts.book.cursor
-        with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
-            found = storing.cursor_of(connection, journal)
-        if found is None or found[1] == self._parts.book.log:
-            return cursor if known == journal else storing.NO_CURSOR
-        if known == journal and found[0] != cursor:
-            self._note("journal_read_by_another", by=found[1], done=found[0].done, ours=cursor.done)
-        return found[0]
-
-    def _note(self, kind: str, **detail: bool | int | float | str) -> None:
-        if (kind, detail) not in self._notes:
-            self._notes.append((kind, detail))
 
     def _oldest(self) -> float | None:
         """When the oldest entry was made that may not be stored, as the journal knows it: the database may be away."""
@@ -205,8 +151,8 @@ class Shipper:
 
     def _tell_notes(self) -> None:
         """Into our own log: what was seen of the database belongs to the evidence."""
-        while self._notes:
-            kind, detail = self._notes.pop(0)
+        while self._database.notes:
+            kind, detail = self._database.notes.pop(0)
             place = Place(self._parts.sidecar, self._journal, self._parts.region, self._parts.jurisdiction)
             self._place = self._place or place
             event = Event(
@@ -323,7 +269,7 @@ class Shipper:
         after = Cursor(self._joiner.needed(self._read + 1), max(self._read, self._cursor.done))
         batch = self._patience.until_it_works(lambda: self._sealed(after), local=True)
         self._parts.vault.refresh()
-        self._flight = _Flight(batch, self._pending, self._sender.submit(self._commit, batch))
+        self._flight = _Flight(batch, self._pending, self._sender.submit(self._database.commit, batch))
         self._pending = _Pending()
 
     def _land(self) -> None:
@@ -342,12 +288,12 @@ class Shipper:
             if answer is not None:
                 answer.result()
             else:
-                self._commit(flight.batch)
+                self._database.commit(flight.batch)
         except storing.RejectedError as fault:
             changed = self._rows.without(flight.batch, fault.rows)
             self._parts.book.keep(changed)
             flight.batch = changed  # the answer to its COMMIT may be lost: it is this one that is asked for again
-            self._commit(changed)
+            self._database.commit(changed)
 
     def _ground(self) -> None:
         """Before starting over: what is on its way either arrived or never will."""
@@ -391,12 +337,3 @@ class Shipper:
         batch = make_batch(place, pending.rows, keys=keys, bundles=bundles)
         parts.book.keep(batch)
         return batch
-
-    def _commit(self, batch: Batch) -> None:
-        """One at a time, here or in the sender's thread; touches nothing that sealing does."""
-        today = self._parts.now().date()
-        with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
-            if today != self._today:
-                store.ensure_partitions(connection, store.days_ahead(today))
-            storing.commit(connection, batch, self._parts.vault.provider)
-        self._today = today

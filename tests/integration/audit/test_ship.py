@@ -231,14 +231,14 @@ def test_a_lost_answer_to_commit_stores_nothing_twice(dsn: str, tmp_path: Path) 
     journal = FakeJournal()
     journal.append(*completed(), event())
     with Shipping(journal, dsn, tmp_path) as shipping:
-        real, failures = shipping.shipper._commit, iter([OSError("the answer was lost")])
+        real, failures = shipping.shipper._database.commit, iter([OSError("the answer was lost")])
 
         def store_then_fail(batch: Batch) -> None:
             real(batch)
             for failure in failures:
                 raise failure
 
-        shipping.shipper._commit = store_then_fail  # type: ignore[method-assign]
+        shipping.shipper._database.commit = store_then_fail  # type: ignore[method-assign]
         wait_until(lambda: shipping.shipper.status.rows == 2)
     assert positions(dsn) == [0, 1]
 
@@ -248,14 +248,14 @@ def test_a_lost_answer_is_asked_for_again_with_what_stands_for_a_refused_row(dsn
     journal = FakeJournal()
     journal.append(refused(), refused(tenant="unwanted"), refused())
     with Shipping(journal, dsn, tmp_path) as shipping:
-        real, lost = shipping.shipper._commit, iter([True])
+        real, lost = shipping.shipper._database.commit, iter([True])
 
         def store_then_fail(batch: Batch) -> None:
             real(batch)
             if batch.rows and next(lost, False):
                 raise OSError("the answer was lost")
 
-        shipping.shipper._commit = store_then_fail  # type: ignore[method-assign]
+        shipping.shipper._database.commit = store_then_fail  # type: ignore[method-assign]
         wait_until(lambda: shipping.shipper.status.rows == 3)
         journal.append(refused())
         wait_until(lambda: shipping.shipper.status.rows == 4)
@@ -267,7 +267,7 @@ def test_batches_grow_while_much_waits_and_the_next_is_filled_meanwhile(dsn: str
     journal, bounds = FakeJournal(), Bounds(rows=20, rows_most=300, read=10, seconds=0.02, idle=0.005, measure=0.0)
     journal.append(*(refused() for _ in range(2000)))
     with Shipping(journal, dsn, tmp_path, bounds=bounds) as shipping:
-        real, going, filled = shipping.shipper._commit, threading.Event(), []
+        real, going, filled = shipping.shipper._database.commit, threading.Event(), []
 
         def once_the_next_is_filled(batch: Batch) -> None:
             if not going.is_set():
@@ -276,7 +276,7 @@ def test_batches_grow_while_much_waits_and_the_next_is_filled_meanwhile(dsn: str
                 going.set()
             real(batch)
 
-        shipping.shipper._commit = once_the_next_is_filled  # type: ignore[method-assign]
+        shipping.shipper._database.commit = once_the_next_is_filled  # type: ignore[method-assign]
         wait_until(lambda: shipping.shipper.status.rows == 2000)
     assert filled
     sizes = [size for (size,) in query(dsn, "SELECT length(hashes) / 32 FROM warden.audit_leaves ORDER BY first")]
