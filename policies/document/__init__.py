@@ -1,0 +1,40 @@
+"""The bundle's documents as written: one pydantic model a kind of file; unknown keys are refused."""
+
+from __future__ import annotations
+
+from policies.document.cases import DECIDABLE, CaseDoc, CasesDoc
+from policies.document.fields import DATA_CLASS_LENGTH, MODEL_NAME_LENGTH, Name, TenantName
+from policies.document.models import KvDoc, ModelDoc, ModelsDoc
+from policies.document.places import BundleDoc, ChangeDoc, DataClassDoc, RegionDoc
+from policies.document.plans import LimitsDoc, NarrowDoc, PlanDoc, PlansDoc, RequestsDoc
+from policies.document.tenants import AuditDoc, ClassDoc, GrantDoc, GuardDoc, KeyDoc, RedactDoc, ResidencyDoc, TenantDoc
+
+__all__ = [
+    "DATA_CLASS_LENGTH",
+    "DECIDABLE",
+    "MODEL_NAME_LENGTH",
+    "AuditDoc",
+    "BundleDoc",
+    "CaseDoc",
+    "CasesDoc",
+    "ChangeDoc",
+    "ClassDoc",
+    "DataClassDoc",
+    "GrantDoc",
+    "GuardDoc",
+    "KeyDoc",
+    "KvDoc",
+    "LimitsDoc",
+    "ModelDoc",
+    "ModelsDoc",
+    "Name",
+    "NarrowDoc",
+    "PlanDoc",
+    "PlansDoc",
+    "RedactDoc",
+    "RegionDoc",
+    "RequestsDoc",
+    "ResidencyDoc",
+    "TenantDoc",
+    "TenantName",
+]

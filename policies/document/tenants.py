@@ -1,0 +1,200 @@
+"""tenants/*.yaml as written: one tenant each, with its grants, residency, audit, guards and keys."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from policies.document.fields import DataClass, Dated, Doc, LoraName, ModelPattern, Name, TenantName, as_list
+from policies.document.plans import LimitsDoc
+
+__all__ = ["AuditDoc", "ClassDoc", "GrantDoc", "GuardDoc", "KeyDoc", "RedactDoc", "ResidencyDoc", "TenantDoc"]
+
+_RETENTION: Final = re.compile(r"([1-9][0-9]{0,4})d")
+
+
+def _days(value: Any) -> int | None:
+    if value == "unlimited":
+        return None
+    match = _RETENTION.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("is not a retention; write whole days such as 400d, or unlimited")
+    return int(match[1])
+
+
+def _redaction(value: object) -> object:
+    """A class's name alone is short for replacing it."""
+    return {"class": value} if isinstance(value, str) else value
+
+
+def _searchable(value: bool) -> bool:  # noqa: FBT001 — pydantic calls it
+    """Nothing is indexed by its text yet: the same."""
+    if value:
+        raise ValueError("this version makes nothing searchable; leave it out")
+    return value
+
+
+def _as_grant(value: Any) -> Any:
+    """A model's name alone is a grant of it for good."""
+    return {"model": value} if isinstance(value, str) else value
+
+
+def _as_class(value: Any) -> Any:
+    """A list alone narrows processing."""
+    return {"processing": value} if isinstance(value, list) else value
+
+
+def _telemetry(value: Any) -> Any:
+    """``withheld``: no span of this tenant leaves any pod, and no call is refused for where the collector is."""
+    if value == "withheld":
+        return None
+    if not isinstance(value, list):
+        raise ValueError("should be a list of jurisdictions, or withheld")  # noqa: TRY004 — pydantic tells ValueErrors
+    return value
+
+
+Telemetry = Annotated[
+    tuple[Name, ...] | None, BeforeValidator(_telemetry, json_schema_input_type=list[Name] | Literal["withheld"])
+]
+
+
+class ClassDoc(Doc):
+    """What one data class narrows, within what the tenant allows; what isn't written is the tenant's own."""
+
+    processing: tuple[Name, ...] | None = None
+    storage: tuple[Name, ...] | None = None
+    telemetry: Telemetry = ()
+
+    @model_validator(mode="after")
+    def _narrows(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("is empty; write what it narrows: processing, storage or telemetry")
+        return self
+
+
+class ResidencyDoc(Doc):
+    """Where a tenant's data may be: jurisdictions or regions, all stated, none meant by leaving it out.
+
+    ``storage`` and ``telemetry`` take jurisdictions only: that is all a sidecar knows of its database and collector.
+    ``classes`` names the data classes the tenant uses, and narrows the three for each (a list alone: ``processing``).
+    """
+
+    processing: tuple[Name, ...]
+    storage: tuple[Name, ...]
+    telemetry: Telemetry
+    classes: dict[
+        DataClass, Annotated[ClassDoc, BeforeValidator(_as_class, json_schema_input_type=list[Name] | ClassDoc)]
+    ] = Field(default={}, max_length=64)
+
+
+_Days = Annotated[str, Field(pattern=rf"^({_RETENTION.pattern}|unlimited)$")]
+
+
+class RedactDoc(Doc):
+    """Identifiers of one class that are taken out before a record is stored.
+
+    ``class`` is one of ours or, with ``pattern`` (RE2), a name of your own; ``regions`` (ISO 3166) are for phone
+    numbers without a country code.
+    """
+
+    kind: Annotated[str, Field(alias="class", pattern=r"^[a-z][a-z0-9_]{0,31}$")]
+    by: Literal["replace", "hash", "drop"] = "replace"
+    pattern: str = ""
+    regions: tuple[Annotated[str, Field(pattern=r"^[A-Z]{2}$")], ...] = Field((), max_length=16)
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        # Loaded where a bundle redacts: the numbering plans are 13 MB that most sidecars needn't hold.
+        fault = importlib.import_module("audit.redact").rule_fault(self.kind, self.pattern, self.regions)
+        if fault is not None:
+            raise ValueError(fault)
+        return self
+
+
+class AuditDoc(Doc):
+    """How a tenant's calls are recorded. ``durability`` absent: the sidecar's own mode.
+
+    ``retention`` is kept with each record, and ends it (`warden audit retain`). ``two_people``: an erasure needs a
+    second person's word.
+    """
+
+    level: Literal["full", "prompt", "metadata"]
+    retention: Annotated[int | None, BeforeValidator(_days, json_schema_input_type=_Days)]  # days
+    durability: Literal["batch", "strict"] | None = None
+    redact: tuple[Annotated[RedactDoc, BeforeValidator(_redaction)], ...] = Field((), max_length=32)
+    searchable: Annotated[bool, Field(strict=True), AfterValidator(_searchable)] = False
+    two_people: Annotated[bool, Field(strict=True)] = False
+
+
+class GrantDoc(Dated):
+    """A model, or the models of a glob. ``shadow``: to be taken away; calls go on, their records say what will be."""
+
+    model: ModelPattern
+    shadow: Annotated[bool, Field(strict=True)] = False
+
+
+Grant = Annotated[GrantDoc, BeforeValidator(_as_grant, json_schema_input_type=ModelPattern | GrantDoc)]
+
+
+class GuardDoc(Doc):
+    """Finds something in a tenant's prompts or outputs: an identifier of a class, a pattern (RE2), or a long prompt.
+
+    ``then: deny`` refuses the call, or cuts the output off; ``flag`` says so on its record. ``shadow``: recorded only.
+    """
+
+    id: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+    on: Literal["prompt", "output"]
+    classes: tuple[str, ...] = Field((), max_length=16)
+    patterns: tuple[str, ...] = Field((), max_length=64)
+    longer_than: Annotated[int, Field(gt=0, strict=True)] | None = None  # characters
+    then: Literal["deny", "flag"]
+    shadow: Annotated[bool, Field(strict=True)] = False
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if not (self.classes or self.patterns or self.longer_than):
+            raise ValueError("looks for nothing; give it classes, patterns or longer_than")
+        if self.longer_than is not None and self.on == "output":
+            raise ValueError("longer_than is for prompts; how long an output may be is the request's max_tokens")
+        if self.classes or self.patterns:
+            rule_fault = importlib.import_module("audit.redact").rule_fault  # as RedactDoc
+            faults = [rule_fault(kind, "", ()) for kind in self.classes]
+            faults += [rule_fault(self.id, pattern, ()) for pattern in self.patterns]
+            for fault in filter(None, faults):
+                raise ValueError(fault)
+        return self
+
+
+def _ids_once(guards: tuple[GuardDoc, ...]) -> tuple[GuardDoc, ...]:
+    ids = [guard.id for guard in guards]
+    twice = sorted({each for each in ids if ids.count(each) > 1})
+    if twice:
+        raise ValueError(f"the id {twice[0]} stands twice")
+    return guards
+
+
+class KeyDoc(Dated):
+    """What one API key, by its name, is narrowed to; what isn't written is the tenant's."""
+
+    models: tuple[Grant, ...] | None = Field(default=None, max_length=1000)
+    data_class: DataClass | None = None  # of whatever is sent with it
+
+
+class TenantDoc(Dated):
+    """One tenant, in the file that bears its name."""
+
+    tenant: TenantName
+    plan: Name
+    status: Literal["active", "suspended"]
+    models: tuple[Grant, ...] = Field(max_length=1000)
+    limits: Annotated[
+        tuple[LimitsDoc, ...], BeforeValidator(as_list, json_schema_input_type=LimitsDoc | list[LimitsDoc])
+    ] = Field(default=(), max_length=16)
+    loras: tuple[LoraName, ...] = Field(default=(), max_length=256)  # adapters it may use, by name or id; none else
+    keys: dict[Annotated[str, Field(min_length=1, max_length=256)], KeyDoc] = Field(default={}, max_length=1000)
+    residency: ResidencyDoc
+    audit: AuditDoc
+    guards: Annotated[tuple[GuardDoc, ...], AfterValidator(_ids_once)] = Field((), max_length=64)
