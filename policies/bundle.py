@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
-from policies import limits
-from policies.access import Access, compile_access
+from policies import checks
+from policies.access import Access
 from policies.document import (
     BundleDoc,
     CaseDoc,
     CasesDoc,
     ChangeDoc,
-    ClassDoc,
     KvDoc,
     ModelDoc,
     ModelsDoc,
     PlansDoc,
-    ResidencyDoc,
     TenantDoc,
 )
 from policies.engines import read_checkpoint, read_engine
 from policies.files import REQUIRED, digest, pack, read_files
-from policies.residency import Place, within
+from policies.residency import Place
+from policies.statements import compile_access
 from policies.tenant import Tenant, compile_tenant
+from policies.validating import validate
 from policies.versions import PrefixCache, alias_problems, canary, prefix_cache, version_problems
-from policies.yamlfile import Document, KeyPath, Problem, parse, suggest, validate
-from sidecar.core.model import Contract, KvProfile, Limits, ModelProfile, PoolSize
+from policies.yamlfile import Document, Problem, parse, suggest
+from sidecar.core.model import Contract, KvProfile, ModelProfile, PoolSize
 
 __all__ = ["Bundle", "Case", "Tenant", "compile_bundle", "load"]
 
@@ -262,16 +261,16 @@ class _Compiler:
                     document.problem(("tenant",), f"should be {Path(name).stem}, as the file is named")
                 )
             if regions is not None:
-                self._residency(document, doc.residency, regions)
+                self._problems += checks.residency_places(document, doc.residency, regions)
             plan = None if plans is None else plans.root.get(doc.plan)
             if plans is not None and plan is None:
                 message = f"no such plan in plans.yaml{suggest(doc.plan, plans.root)}"
                 self._problems.append(document.problem(("plan",), message))
             tenant = tenants[doc.tenant] = compile_tenant(name, doc, plan)
             for resolved in (tenant.limits, *(those for _, those in tenant.later)):
-                self._limits(document, doc, resolved, models or {})
-            self._declared(document, doc)
-        self._guarantees(tenants, models or {})
+                self._problems += checks.limit_faults(document, doc, resolved, models or {})
+            self._problems += checks.declared_classes(document, doc, self._classes)
+        self._problems += checks.pool_guarantees(tenants, models or {})
         return tenants
 
     def _known(self, name: str) -> Tenant | None:
@@ -279,95 +278,6 @@ class _Compiler:
         if self._previous is None or self._previous.files.get(name) != self._files[name]:
             return None
         return self._previous.tenants[Path(name).stem]
-
-    def _residency(self, document: Document, doc: ResidencyDoc, regions: Mapping[str, str]) -> None:
-        jurisdictions = set(regions.values())
-        base: KeyPath = ("residency",)
-        self._three(document, base, (doc.processing, doc.storage, doc.telemetry), regions)
-        for name, narrowed in doc.classes.items():
-            path = (*base, "classes", name)
-            # A list alone stands where the mapping's `processing` would.
-            at_list = (*path, "processing") not in document.values and "processing" in narrowed.model_fields_set
-            inner = path if at_list else (*path, "processing")
-            self._three(document, path, (None, narrowed.storage, narrowed.telemetry), regions)
-            self._places(
-                document, inner, narrowed.processing or (), jurisdictions | set(regions), "region or jurisdiction"
-            )
-            self._outside(document, path, inner, narrowed, doc, regions)
-
-    def _three(
-        self,
-        document: Document,
-        path: KeyPath,
-        lists: tuple[tuple[str, ...] | None, ...],
-        regions: Mapping[str, str],
-    ) -> None:
-        jurisdictions = set(regions.values())
-        kinds = (jurisdictions | set(regions), "region or jurisdiction"), *[(jurisdictions, "jurisdiction")] * 2
-        for key, entries, (known, what) in zip(("processing", "storage", "telemetry"), lists, kinds, strict=True):
-            self._places(document, (*path, key), entries or (), known, what)
-
-    def _outside(
-        self,
-        document: Document,
-        path: KeyPath,
-        processing: KeyPath,
-        narrowed: ClassDoc,
-        doc: ResidencyDoc,
-        regions: Mapping[str, str],
-    ) -> None:
-        """A class narrows what its tenant allows: what lies outside allows nothing."""
-        for index, entry in enumerate(narrowed.processing or ()):
-            inner = {region: area for region, area in regions.items() if entry in (region, area)}
-            if inner and not any(within(region, area, doc.processing) for region, area in inner.items()):
-                message = "lies outside processing, so it allows nothing"
-                self._problems.append(document.problem((*processing, index), message))
-        for key, entries, own in (
-            ("storage", narrowed.storage, doc.storage),
-            ("telemetry", narrowed.telemetry, doc.telemetry),
-        ):
-            for index, entry in enumerate(entries or ()):
-                if entry in set(regions.values()) and entry not in (own or ()):
-                    message = f"lies outside {key}, so it allows nothing"
-                    self._problems.append(document.problem((*path, key, index), message))
-
-    def _declared(self, document: Document, doc: TenantDoc) -> None:
-        """Data classes: the tenant's among the bundle's, its keys' among its own."""
-        if self._classes is not None:
-            for name in doc.residency.classes:
-                if name not in self._classes:
-                    message = f"no such data class in bundle.yaml{suggest(name, self._classes)}"
-                    self._problems.append(document.problem(("residency", "classes", name), message, at_key=True))
-        for key, rule in doc.keys.items():
-            if rule.data_class is not None and rule.data_class not in doc.residency.classes:
-                message = f"not among residency.classes{suggest(rule.data_class, doc.residency.classes)}"
-                self._problems.append(document.problem(("keys", key, "data_class"), message))
-
-    def _places(self, document: Document, path: KeyPath, entries: tuple[str, ...], known: set[str], what: str) -> None:
-        for index, entry in enumerate(entries):
-            if entry not in known:
-                message = f"no such {what} in bundle.yaml{suggest(entry, known)}"
-                self._problems.append(document.problem((*path, index), message))
-
-    def _limits(self, document: Document, doc: TenantDoc, resolved: Limits, models: Mapping[str, ModelProfile]) -> None:
-        for message in limits.contradictions(resolved):
-            self._problems.append(document.problem(("limits",), message))
-        for index, grant in enumerate(doc.models):
-            for message in limits.too_small(resolved, models.values(), grant.model):
-                self._problems.append(document.problem(("models", index), message))
-
-    def _guarantees(self, tenants: Mapping[str, Tenant], models: Mapping[str, ModelProfile]) -> None:
-        """More than the whole of a pool can't be guaranteed, at whatever time."""
-        moments = sorted({begins for tenant in tenants.values() for begins, _ in tenant.later})
-        active = [tenant for tenant in tenants.values() if tenant.active]
-        for model in models.values():
-            users = [each for each in active if any(fnmatchcase(model.name, pattern) for pattern in each.models)]
-            for moment in (float("-inf"), *moments):
-                shares = [each.limits_at(moment).share.guaranteed for each in users]
-                message = limits.overcommitted(model, [share for share in shares if share])
-                if message is not None:
-                    self._problems.append(Problem("models.yaml", 1, 1, f"{model.name}.pool", message))
-                    break
 
     def _access(self, models: Mapping[str, ModelProfile] | None) -> Access | list[Problem]:
         tenants = self._tenant_names()
@@ -387,18 +297,6 @@ class _Compiler:
             document, found = read
             for index, case in enumerate(found.root):
                 if regions is not None:
-                    self._case(document, index, case, regions)
+                    self._problems += checks.case_places(document, index, case, regions)
                 cases.append(Case(name, document.at((index,)).line, case))
         return tuple(cases)
-
-    def _case(self, document: Document, index: int, case: CaseDoc, regions: Mapping[str, str]) -> None:
-        jurisdictions = set(regions.values())
-        checks: list[tuple[str, str | None, Collection[str], str]] = [
-            ("region", case.region, set(regions), "region"),
-            ("storage", case.storage, jurisdictions, "jurisdiction"),
-            ("telemetry", case.telemetry, jurisdictions, "jurisdiction"),
-        ]
-        for key, value, known, what in checks:
-            if value is not None and value not in known:
-                message = f"no such {what} in bundle.yaml{suggest(value, known)}"
-                self._problems.append(document.problem((index, key), message))

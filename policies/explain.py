@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from policies.bundle import Bundle, Case
+from policies.decision import Step
 from policies.document import CaseDoc
-from policies.policy import LoadedPolicy, Step
+from policies.policy import LoadedPolicy
 from policies.yamlfile import Problem
 from sidecar.core.model import (
     STAFF,

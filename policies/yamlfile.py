@@ -1,4 +1,4 @@
-"""YAML read with the line and column of everything in it, and pydantic's errors told at those places.
+"""YAML read with the line and column of everything in it.
 
 A small, unambiguous YAML: one document, string keys, plain scalars (YAML 1.2 core: null, true, false, decimal numbers,
 strings), no anchors, aliases, tags or directives. So no document is larger in memory than its text allows.
@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import difflib
 import re
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import yaml
-from pydantic import BaseModel, RootModel, ValidationError
-from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, StreamMark
 from ruamel.yaml.events import (
@@ -32,14 +29,13 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-__all__ = ["Document", "KeyPath", "Position", "Problem", "dotted", "parse", "read", "suggest", "validate"]
+__all__ = ["Document", "KeyPath", "Position", "Problem", "dotted", "parse", "read", "suggest"]
 
 MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 20
 MAX_PROBLEMS: Final = 100  # a person mends a hundred before asking for more
 
 KeyPath = tuple[str | int, ...]
-Model = TypeVar("Model", bound=BaseModel)
 
 _INT: Final = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,18})")
 _FLOAT: Final = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]{1,3})?")
@@ -49,8 +45,8 @@ _WORDS: Final[Mapping[str, bool | None]] = {
 }  # fmt: skip
 # What YAML's reader accepts (YAML 1.2 §5.1); ruamel's own error for the rest has no line.
 _UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_ODD: Final = re.compile("[\t%\x85\u2028\u2029\ufeff]|\r(?!\n)")
-_CONTAINERS: Final = (dict, Mapping, list, tuple, set, frozenset)
+# What libyaml might read on where ruamel.yaml would not: YAML 1.1's line ends, tabs, ``>#`` (a comment needs a blank).
+_ODD: Final = re.compile("[\t%\x85\u2028\u2029\ufeff]|\r(?!\n)|[|>][-+0-9]*#")
 _SIMPLE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -157,7 +153,7 @@ def parse(data: bytes, name: str) -> Document | list[Problem]:
 def _quickly(text: str, name: str) -> Document | None:
     """What libyaml reads without a fault: a tenth of the time, but its faults are told in other words.
 
-    None where there is any, or where it might read on what ruamel.yaml would not: YAML 1.1's line ends, tabs.
+    None where there is any, or something odd in the text.
     """
     if _ODD.search(text) is not None:
         return None
@@ -317,85 +313,3 @@ def _scalar(text: str) -> str | int | float | bool | None:
     if _FLOAT.fullmatch(text):
         return float(text)
     return text
-
-
-# --- validating ---------------------------------------------------------------------------------------------------
-
-
-def validate(model: type[Model], document: Document) -> Model | list[Problem]:
-    """The document as ``model``, or every mistake pydantic finds, each at its place, in the order of the file."""
-    try:
-        return model.model_validate(document.data)
-    except ValidationError as fault:
-        errors = fault.errors(include_url=False, include_input=False)
-        problems = {_problem(model, document, error): None for error in errors}
-        return sorted(problems, key=lambda problem: (problem.line, problem.column))[:MAX_PROBLEMS]
-
-
-def _problem(model: type[BaseModel], document: Document, error: ErrorDetails) -> Problem:
-    path, at_key = _locate(document, error["loc"]), False
-    match error["type"]:
-        case "missing":
-            path, message = (*path, str(error["loc"][-1])), "required, and missing"
-        case "extra_forbidden":
-            at_key, message = True, f"unknown key{suggest(str(path[-1]), _fields(model, path[:-1]))}"
-        case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
-            message = "should be a mapping of keys to values"
-        case "list_type" | "tuple_type" | "set_type" | "frozen_set_type":
-            message = "should be a list"
-        case _:
-            # What is wrong with a mapping or a list as a whole is told at its name, where people look for it.
-            at_key = "[key]" in error["loc"] or isinstance(_value_at(document, path), dict | list)
-            message = _message(document, path, error)
-    return document.problem(path, message, at_key=at_key)
-
-
-def _message(document: Document, path: KeyPath, error: ErrorDetails) -> str:
-    """Pydantic's own words without its grammar. The value itself isn't repeated: it may be a secret."""
-    message = error["msg"]
-    for grammar in ("Value error, ", "Assertion failed, ", "Input ", "String "):
-        message = message.removeprefix(grammar)
-    if error["type"] in ("literal_error", "enum"):
-        expected = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
-        value = _value_at(document, path)
-        message += suggest(value, expected) if isinstance(value, str) else ""
-    return message
-
-
-def _value_at(document: Document, path: KeyPath) -> Any:
-    value = document.data
-    for part in path:
-        value = value[part]
-    return value
-
-
-def _locate(document: Document, loc: tuple[str | int, ...]) -> KeyPath:
-    """The part of pydantic's ``loc`` that is in the document: without union tags, validators' names and ``[key]``."""
-    path: KeyPath = ()
-    for part in loc:
-        if (*path, part) in document.values:
-            path = (*path, part)
-    return path
-
-
-def _fields(annotation: Any, path: KeyPath) -> set[str]:
-    """The keys that a model knows at ``path`` below ``annotation``, for suggestions."""
-    if _is_model(annotation):
-        fields = annotation.model_fields
-        if issubclass(annotation, RootModel):
-            return _fields(fields["root"].annotation, path)
-        if not path:
-            return {field.alias or name for name, field in fields.items()}
-        inner = [field.annotation for name, field in fields.items() if path[0] in (name, field.alias)]
-        rest = path[1:]
-    elif typing.get_origin(annotation) in _CONTAINERS:
-        # Without a path left, it is a list for which one mapping may stand.
-        inner, rest = list(typing.get_args(annotation))[-2:], path[1:]
-    else:  # a union, an Annotated, or nothing that has keys
-        inner, rest = list(typing.get_args(annotation)), path
-    return {name for each in inner for name in _fields(each, rest)}
-
-
-def _is_model(annotation: Any) -> bool:
-    # A parametrised generic such as list[int] says that it is a type, and can't be asked for its bases.
-    return typing.get_origin(annotation) is None and isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from policies import yamlfile
 from policies.units import Duration, Size, parse_duration
+from policies.validating import validate
 from policies.yamlfile import Problem
 
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
@@ -339,7 +340,7 @@ def load(path: Path) -> Settings:
     document = yamlfile.read(path)
     if isinstance(document, list):
         raise SettingsError(document)
-    settings = yamlfile.validate(Settings, document)
+    settings = validate(Settings, document)
     if isinstance(settings, list):
         raise SettingsError(settings)
     return _anchored(settings, path.resolve().parent)

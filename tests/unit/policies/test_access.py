@@ -7,15 +7,12 @@ from dataclasses import replace
 import pytest
 
 from policies.access import (
-    MAX_NESTING,
-    MAX_POLICIES,
-    MAX_POLICY_CHARS,
     MENTIONABLE,
     Access,
     Answer,
     Question,
-    compile_access,
 )
+from policies.statements import MAX_NESTING, MAX_POLICIES, MAX_POLICY_CHARS, compile_access
 from sidecar.core.model import Action
 
 ASKED = Question(

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel, field_validator, model_validator
 
+from policies.validating import validate
 from policies.yamlfile import (
     MAX_BYTES,
     MAX_PROBLEMS,
@@ -18,7 +19,6 @@ from policies.yamlfile import (
     parse,
     read,
     suggest,
-    validate,
 )
 
 
