@@ -91,6 +91,7 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     classes: list[str] = []  # data classes as the call and its credential said them
     would_rule: str = ""  # that did not enforce ``would_refuse``
     findings: tuple[Finding, ...] = ()  # of the guards on prompts
+    searchable: bool = False  # whether its words may be indexed
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):

@@ -360,6 +360,7 @@ def _facts(
         _classes(call, principal),
         would_refuse.rule if would_refuse is not None else "",
         findings,
+        audit.searchable,
     )
 
 

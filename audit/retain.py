@@ -185,6 +185,7 @@ def _drop(engine: sa.Engine, day: date, recorded: _Ranges) -> bool:
         gone = _covers(recorded, logs)
         if gone:
             connection.exec_driver_sql(f"DROP TABLE warden.{name}")
+            connection.exec_driver_sql(f"DROP TABLE IF EXISTS warden.{store.partition_name(day, 'audit_terms')}")
         else:
             store.attach_partition(connection, day)
         connection.invalidate()  # its settings must not be handed on

@@ -13,6 +13,7 @@ from audit.leaf import canonical_json, leaf_data
 from audit.merkle import leaf_hash
 from audit.record import CallFacts, Content, Settled
 from audit.vault import RecordSealer, Vault
+from audit.words import words_of
 
 __all__ = [
     "CALL_COLUMNS", "EVENT_COLUMNS", "CallRow", "EventRow", "Identity", "call_row", "event_row", "leaf_of", "named_by",
@@ -43,7 +44,10 @@ EVENT_COLUMNS: Final = (
 
 
 class CallRow(msgspec.Struct, frozen=True, array_like=True, tag="call"):
-    """``values`` in the order of CALL_COLUMNS, JSON as its canonical text; ``nbytes`` is about what the row takes."""
+    """``values`` in the order of CALL_COLUMNS, JSON as its canonical text; ``nbytes`` is about what the row takes.
+
+    ``terms`` are no part of the evidence: what finds it by its words (``audit.vault.terms``), where it may be so found.
+    """
 
     position: int
     sequence: int
@@ -51,6 +55,7 @@ class CallRow(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     call_id: str
     values: list[Any]
     nbytes: int
+    terms: list[int] = []
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True, tag="event"):
@@ -131,7 +136,16 @@ def call_row(record: CallRecord, vault: Vault, log: str, position: int, redacted
     ]
     values += [sealer.seal("evidence", evidence(record)) if clean.changed else None]
     nbytes = 1000 + sum(len(value) for value in values if isinstance(value, bytes))
-    return CallRow(position, record.sequence, started, call_id, values, nbytes)
+    terms = _terms(record, quoted, sealer) if facts.searchable else []
+    return CallRow(position, record.sequence, started, call_id, values, nbytes + 8 * len(terms), terms)
+
+
+def _terms(record: CallRecord, quoted: Content, sealer: RecordSealer) -> list[int]:
+    """Of the texts that are kept, as they are kept: what was redacted finds nothing."""
+    output = b"".join(record.output) if record.facts.level == "full" else b""
+    texts = [*(record.facts.prompt.parts or ()), output, *(quoted.parts or ())]
+    words, cut = words_of(text.decode("utf-8", "replace") for text in texts)
+    return sealer.terms(words, cut=cut)
 
 
 def _content(

@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, timedelta
 from typing import Any, Final
@@ -152,17 +152,21 @@ def check_jurisdiction(connection: sa.Connection, configured: str) -> None:
 # --- partitions ---------------------------------------------------------------------------------------------------
 
 
-def partition_name(day: date) -> str:
-    return f"audit_calls_{day:%Y%m%d}"
+PARTITIONED: Final = ("audit_calls", "audit_terms")  # by day, alike
 
 
-def partitions(connection: sa.Connection) -> set[str]:
+def partition_name(day: date, table: str = "audit_calls") -> str:
+    return f"{table}_{day:%Y%m%d}"
+
+
+def partitions(connection: sa.Connection, table: str = "audit_calls") -> set[str]:
     """Names of the partitions that are attached."""
     found = connection.execute(
         sa.text(
             "SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
-            " WHERE i.inhparent = to_regclass('warden.audit_calls')"
-        )
+            " WHERE i.inhparent = to_regclass(:parent)"
+        ),
+        {"parent": f"warden.{table}"},
     )
     return set(found.scalars())
 
@@ -170,34 +174,36 @@ def partitions(connection: sa.Connection) -> set[str]:
 def ensure_partitions(connection: sa.Connection, days: Iterable[date]) -> None:
     """Make what is missing, one a UTC day. Attaching (not CREATE … PARTITION OF) leaves readers and writers alone."""
     wanted = sorted(set(days))
-    have = partitions(connection)
-    if all(partition_name(day) in have for day in wanted):
+    if not _missing(connection, wanted):
         return
     connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtextextended('warden.partitions', 0))"))
-    have = partitions(connection)
-    for day in wanted:
-        name = partition_name(day)
-        if name in have:
-            continue
+    for table, day in _missing(connection, wanted):
+        name = partition_name(day, table)
         connection.exec_driver_sql(
-            f"CREATE TABLE warden.{name} (LIKE warden.audit_calls"
+            f"CREATE TABLE warden.{name} (LIKE warden.{table}"
             " INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES)"
         )
-        attach_partition(connection, day)
-        # Row triggers come with the parent; one on TRUNCATE does not (migration 0009).
-        connection.exec_driver_sql(
-            f"CREATE TRIGGER no_truncate BEFORE TRUNCATE ON warden.{name}"
-            " FOR EACH STATEMENT EXECUTE FUNCTION warden.refuse_change()"
-        )
-        connection.exec_driver_sql(f"ALTER TABLE warden.{name} ENABLE ALWAYS TRIGGER no_truncate")
+        attach_partition(connection, day, table)
+        if table == "audit_calls":
+            # Row triggers come with the parent; one on TRUNCATE does not (migration 0009).
+            connection.exec_driver_sql(
+                f"CREATE TRIGGER no_truncate BEFORE TRUNCATE ON warden.{name}"
+                " FOR EACH STATEMENT EXECUTE FUNCTION warden.refuse_change()"
+            )
+            connection.exec_driver_sql(f"ALTER TABLE warden.{name} ENABLE ALWAYS TRIGGER no_truncate")
 
 
-def attach_partition(connection: sa.Connection, day: date) -> None:
+def _missing(connection: sa.Connection, days: Sequence[date]) -> list[tuple[str, date]]:
+    have = {table: partitions(connection, table) for table in PARTITIONED}
+    return [(table, day) for day in days for table in PARTITIONED if partition_name(day, table) not in have[table]]
+
+
+def attach_partition(connection: sa.Connection, day: date, table: str = "audit_calls") -> None:
     """Make the table that is like one that day's partition."""
     start, end = f"{day} 00:00:00+00", f"{day + timedelta(days=1)} 00:00:00+00"
-    name = partition_name(day)
+    name = partition_name(day, table)
     connection.exec_driver_sql(
-        f"ALTER TABLE warden.audit_calls ATTACH PARTITION warden.{name} FOR VALUES FROM ('{start}') TO ('{end}')"
+        f"ALTER TABLE warden.{table} ATTACH PARTITION warden.{name} FOR VALUES FROM ('{start}') TO ('{end}')"
     )
 
 

@@ -92,6 +92,7 @@ def commit(connection: sa.Connection, batch: Batch, provider: KeyProvider) -> No
     refused += _insert(connection, _EVENTS, [row for row in batch.rows if isinstance(row, EventRow)])
     if refused:
         raise RejectedError(refused)
+    _insert_terms(connection, [row for row in batch.rows if isinstance(row, CallRow) and row.terms])
     for bundle in batch.bundles:
         at = _EPOCH + timedelta(microseconds=bundle.at_ns // 1000)
         values = {"digest": bundle.digest, "content": bundle.content, "first_loaded_at": at, "sidecar": batch.sidecar}
@@ -241,6 +242,29 @@ class _Copy:
                 copy.write_row(values)
 
 
+def _insert_terms(connection: sa.Connection, rows: Sequence[CallRow]) -> None:
+    """What finds the rows by their words; nothing of one whose subject was erased meanwhile.
+
+    The lock holds an erasure off until this transaction ends: then it finds what was written here.
+    """
+    if not rows:
+        return
+    c = data_keys.c
+    keys = {row.values[_DATA_KEY] for row in rows}
+    living = sa.select(c.id).where(c.id.in_(keys), c.wrapped.is_not(None)).order_by(c.id)
+    there = set(connection.scalars(living.with_for_update(read=True)))
+    values = [(row.started, row.call_id, row.values[_DATA_KEY], row.terms) for row in rows]
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    statement = "COPY warden.audit_terms (started_at, call_id, data_key, terms) FROM STDIN (FORMAT BINARY)"
+    with driver.cursor() as cursor, cursor.copy(statement) as copy:
+        copy.set_types(["timestamptz", "text", "text", "int8[]"])
+        for value in values:
+            if value[2] in there:
+                copy.write_row(value)
+
+
+_DATA_KEY: Final = CALL_COLUMNS.index("data_key")
 _CALLS: Final = _Copy(audit_calls, CALL_COLUMNS)
 _EVENTS: Final = _Copy(audit_events, EVENT_COLUMNS)
 

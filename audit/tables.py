@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import BYTEA, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONB
 
 __all__ = [
     "SCHEMA",
@@ -182,13 +182,14 @@ data_keys: Final = sa.Table(
 sa.Index("data_keys_subject", data_keys.c.tenant, data_keys.c.subject_mac)
 sa.Index("data_keys_day", data_keys.c.tenant, data_keys.c.day)
 
-audit_terms: Final = sa.Table(  # keyed word tokens of the calls that may be searched; goes with its data key
+audit_terms: Final = sa.Table(  # what finds a call by its words (audit.vault.terms); goes with its data key
     "audit_terms",
     metadata,
-    sa.Column("call_id", sa.Text, primary_key=True),
     sa.Column("started_at", _when, primary_key=True),
+    sa.Column("call_id", sa.Text, primary_key=True),
     sa.Column("data_key", sa.Text, nullable=False),
-    sa.Column("terms", sa.ARRAY(sa.BigInteger), nullable=False),
+    sa.Column("terms", ARRAY(sa.BigInteger), nullable=False),
+    postgresql_partition_by="RANGE (started_at)",
 )
 sa.Index("audit_terms_key", audit_terms.c.data_key)
 sa.Index("audit_terms_terms", audit_terms.c.terms, postgresql_using="gin")

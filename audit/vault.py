@@ -17,11 +17,14 @@ from audit.content import ContentError
 from audit.keys import KeyGoneError, KeyProvider, context_of
 from audit.seal import KEY_BYTES, Random
 
-__all__ = ["KeyRow", "Opened", "RecordSealer", "Vault", "commitment", "open_column", "record_key"]
+__all__ = [
+    "CUT_TERM", "KeyRow", "Opened", "RecordSealer", "Vault", "commitment", "open_column", "record_key", "terms",
+]  # fmt: skip
 
 REMEMBERED: Final = 8192  # data keys in memory: subjects × tenants × days under way at once
 SALT_BYTES: Final = 32
 _NONCE: Final = 12
+CUT_TERM: Final = 0  # stands for the words of a record that are more than its index may hold
 _FORMAT: Final = b"\x02"
 _CONTENT: Final = msgspec.msgpack.Decoder(tuple[bytes, list[bytes] | None])
 
@@ -165,6 +168,10 @@ class RecordSealer:
         """8 bytes by which who holds the data key finds equal texts; nothing once it is destroyed."""
         return lookup(self._secret, kind, text)
 
+    def terms(self, words: Iterable[str], *, cut: bool) -> list[int]:
+        """What finds the record by these words; in order of themselves, so that the text's own order is not told."""
+        return sorted({*terms(self._secret, words), *((CUT_TERM,) if cut else ())})
+
 
 def commitment(salt: bytes, digest: bytes) -> bytes:
     """SHA-256(salt ‖ SHA-256(text)): says nothing of the text, and whoever is given salt and text can check it.
@@ -178,6 +185,17 @@ def lookup(secret: bytes, kind: str, text: str) -> bytes:
     """See ``RecordSealer.lookup``."""
     key = _derived(secret, b"warden lookup", kind.encode())
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=key, digest_size=8).digest()
+
+
+def terms(secret: bytes, words: Iterable[str]) -> list[int]:
+    """Each word as 64 bits, keyed under a data key: no dictionary finds it without that, and it dies with it."""
+    keyed = hashlib.blake2b(key=_derived(secret, b"warden terms"), digest_size=8)
+    found = []
+    for word in words:
+        one = keyed.copy()
+        one.update(word.encode("utf-8", "surrogatepass"))
+        found.append(int.from_bytes(one.digest(), "big", signed=True) or 1)
+    return found
 
 
 def record_key(secret: bytes, data_key: str, tenant: str, call_id: str) -> bytes:

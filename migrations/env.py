@@ -11,7 +11,7 @@ from audit.tables import SCHEMA
 from audit.tables import metadata as audit_tables
 from sidecar.identity.store import METADATA as IDENTITY_TABLES
 
-_PARTITION = re.compile(r"^audit_calls_\d{8}$")
+_PARTITION = re.compile(r"^audit_(?:calls|terms)_\d{8}$")
 
 
 def include_name(name: str | None, kind: str, _parents: Any) -> bool:

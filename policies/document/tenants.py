@@ -30,13 +30,6 @@ def _redaction(value: object) -> object:
     return {"class": value} if isinstance(value, str) else value
 
 
-def _searchable(value: bool) -> bool:  # noqa: FBT001 — pydantic calls it
-    """Nothing is indexed by its text yet: the same."""
-    if value:
-        raise ValueError("this version makes nothing searchable; leave it out")
-    return value
-
-
 def _as_grant(value: Any) -> Any:
     """A model's name alone is a grant of it for good."""
     return {"model": value} if isinstance(value, str) else value
@@ -117,15 +110,16 @@ class RedactDoc(Doc):
 class AuditDoc(Doc):
     """How a tenant's calls are recorded. ``durability`` absent: the sidecar's own mode.
 
-    ``retention`` is kept with each record, and ends it (`warden audit retain`). ``two_people``: an erasure needs a
-    second person's word.
+    ``retention`` is kept with each record, and ends it (`warden audit retain`). ``searchable``: keyed hashes of the
+    words that are kept find a call, until its key is destroyed. ``two_people``: an erasure needs a second person's
+    word.
     """
 
     level: Literal["full", "prompt", "metadata"]
     retention: Annotated[int | None, BeforeValidator(_days, json_schema_input_type=_Days)]  # days
     durability: Literal["batch", "strict"] | None = None
     redact: tuple[Annotated[RedactDoc, BeforeValidator(_redaction)], ...] = Field((), max_length=32)
-    searchable: Annotated[bool, Field(strict=True), AfterValidator(_searchable)] = False
+    searchable: Annotated[bool, Field(strict=True)] = False
     two_people: Annotated[bool, Field(strict=True)] = False
 
 

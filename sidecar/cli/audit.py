@@ -34,6 +34,11 @@ _AGO: Final = re.compile(r"^(\d+(?:\.\d+)?)\s*(s|m|h|d)$")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME_HELP: Final = "A time with its zone (2026-11-30T09:00+01:00, …Z) or an age (90s, 15m, 24h, 7d)."
 
+_TEXT_HELP: Final = (
+    "Whole words of a prompt or output, case ignored, where a tenant's calls are indexed (searchable: true);"
+    " elsewhere any part of one, with --reveal."
+)
+
 RevealOption = Annotated[bool, typer.Option("--reveal", help="Show prompts and outputs; needs --reason.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why you look; kept with your name.")]
 _Filtered = Annotated[str | None, typer.Option()]
@@ -57,11 +62,12 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     region: _Filtered = None,
     call: Annotated[str | None, typer.Option(help="A call's id, or a stream's: then all its messages.")] = None,
     trace: Annotated[str | None, typer.Option(help="A trace's id (32 hex digits).")] = None,
-    text: Annotated[str | None, typer.Option(help="Words in a prompt or output, case ignored; needs --reveal.")] = None,
+    text: Annotated[str | None, typer.Option(help=_TEXT_HELP)] = None,
     limit: Annotated[int, typer.Option(help="At most this many, the newest.")] = 100,
     before: Annotated[str | None, typer.Option(help="Go on where a page ended (it told you how).")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     *,
+    scan: Annotated[bool, typer.Option("--scan", help="Seek --text by opening every record; needs --reveal.")] = False,
     reveal: RevealOption = False,
     reason: ReasonOption = "",
     as_json: JsonOption = False,
@@ -93,6 +99,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
         text=text,
         limit=limit,
         before=_keyset(before),
+        scan=scan,
     )
     page = _search(config, asked, asker_of(at, reason, reveal=reveal))
     if as_json:
@@ -196,6 +203,8 @@ def _width() -> int | None:
 
 def _tell_rest(page: Page, limit: int) -> None:
     """On stderr, so that stdout holds records only."""
+    if page.told:
+        sys.stderr.write(f"warden: {page.told}\n")
     if page.cut:
         sys.stderr.write("warden: the search stopped at its bound before the window's end\n")
     if page.following is not None and (page.cut or len(page.found) == limit):
