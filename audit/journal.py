@@ -7,14 +7,13 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Final
 
 from audit.commit import GroupCommit
 from audit.files import OS_FILES, Files
 from audit.follow import Follower, read_identity, read_shipped, write_identity, write_shipped
+from audit.journal_bounds import SYNC_DEADLINE_S, Bounds, State
+from audit.journal_threads import Ticker
 from audit.keeping import Leaving, missing, next_to_leave
 from audit.recovery import OpenCall, Recovery, recover
 from audit.seal import Random
@@ -33,6 +32,7 @@ from audit.writing import SPACE, LiveSegment, begin, lock_directory
 from sidecar.core.model import Secret
 
 __all__ = [
+    "SYNC_DEADLINE_S",
     "Bounds",
     "FaultKind",
     "Follower",
@@ -45,34 +45,6 @@ __all__ = [
     "State",
     "write_shipped",
 ]
-
-SYNC_PERIOD_S: Final = 0.1  # mode batch: the most that a power cut can take
-STATE_PERIOD_S: Final = 0.2  # between two looks at the free space
-PROBE_PERIOD_S: Final = 1.0  # between two reads back, and two releases
-SYNC_DEADLINE_S: Final = 10.0  # a disk that takes longer is taken for hung: nothing new is admitted until it answers
-
-
-class State(StrEnum):
-    """Whether a new call may be admitted. FULL passes; FAULTED lasts until the process is started again."""
-
-    OK = "ok"
-    FULL = "full"
-    FAULTED = "faulted"
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Bytes and seconds, as warden.yaml's ``audit.journal`` states them.
-
-    Nothing new is admitted with less than ``min_free`` bytes free or at ``max_bytes``; calls that were admitted may
-    still write ``min_free`` bytes of output and outcomes. Shipped segments stay for ``keep_s``, but go earlier, oldest
-    first, where the journal would otherwise be full.
-    """
-
-    segment_bytes: int = 64 * 2**20
-    max_bytes: int = 8 * 2**30
-    min_free: int = 256 * 2**20
-    keep_s: float = 86400.0
 
 
 class Journal:
@@ -102,15 +74,12 @@ class Journal:
         self._open: dict[str, int] = {call.call_id: call.sequence for call in recovery.open_calls}
         self._fault: JournalFault | None = None
         self._starved = False  # the last write met a full disk
-        self._syncing_since: float | None = None
         self._stalled: JournalFault | None = None  # passes when the sync that hangs has ended
         self._closed_bytes = 0
         self._closed: dict[int, Path] = {}  # by first sequence, in order
         self._headroom = 0
         self.released_early = 0  # segments that went before ``keep_s``, for space
-        self._wake, self._stop = threading.Event(), threading.Event()
-        self._threads: list[threading.Thread] = []
-        self._due = {"sync": 0.0, "state": 0.0, "probe": 0.0}
+        self._ticker = Ticker(self)
 
     @classmethod
     def open(
@@ -159,14 +128,14 @@ class Journal:
             os.close(lock)
             return JournalFault(FaultKind.IO, f"{directory}: {fault.strerror}")
         if monotonic is not None:
-            journal._start(monotonic)
+            journal._ticker.start(monotonic)
         return journal
 
     def _begin(self) -> None:
         for first, path in segments_in(self.directory):
             self._closed[first] = path
             self._closed_bytes += self._files.place(path).nbytes
-        self._measure()
+        self.measure()
 
     # --- what every call asks -------------------------------------------------------------------------------------
 
@@ -302,7 +271,7 @@ class Journal:
         with self._lock:
             future = self._commit.wait(self._next - 1 if sequence is None else sequence, self.fault)
         if not future.done():
-            self._wake.set()
+            self._ticker.wake()
         return future
 
     def sync(self) -> JournalFault | None:
@@ -319,7 +288,7 @@ class Journal:
 
     # --- space, read-back, release --------------------------------------------------------------------------------
 
-    def _measure(self) -> None:
+    def measure(self) -> None:
         """How many bytes may still be written before new calls are refused."""
         try:
             free = self._files.free(self.directory)
@@ -366,7 +335,7 @@ class Journal:
             self.released_early += leaving.early
             removed += 1
         if removed:
-            self._measure()
+            self.measure()
         return removed
 
     def _leaving(self, shipped: int) -> Leaving | None:
@@ -384,74 +353,44 @@ class Journal:
                 del self._closed[leaving.first]
             return leaving
 
-    # --- the thread -----------------------------------------------------------------------------------------------
+    def look(self) -> None:
+        """Read back, and release what may go."""
+        if self.probe() is None and self._fault is None:
+            self.release()
+
+    # --- what its threads ask ---------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """What is due at ``now`` (monotonic seconds)."""
-        self._sync_tick(now)
-        self._watch_tick(now)
+        """What is due at ``now`` (monotonic seconds), for one that was opened without threads."""
+        self._ticker.tick(now)
 
-    def _sync_tick(self, now: float) -> None:
-        if self._commit.waited_for or now >= self._due["sync"]:
-            self._due["sync"] = now + SYNC_PERIOD_S
-            self._syncing_since = now
-            self.sync()
-            self._syncing_since = self._stalled = None
+    @property
+    def waited_for(self) -> bool:
+        return self._commit.waited_for
 
-    def _watch_tick(self, now: float) -> None:
-        since = self._syncing_since
-        if since is not None and now - since > SYNC_DEADLINE_S:
-            self._stall(now - since)
-        if now >= self._due["state"]:
-            self._due["state"] = now + STATE_PERIOD_S
-            self._measure()
-        if now >= self._due["probe"]:
-            self._due["probe"] = now + PROBE_PERIOD_S
-            if self.probe() is None and self._fault is None:
-                self.release()
-
-    def _stall(self, seconds: float) -> None:
+    def stall(self, seconds: float | None) -> None:
         """Tell who waits; they are refused, whatever the disk does later."""
+        if seconds is None:
+            self._stalled = None
+            return
         fault = JournalFault(FaultKind.IO, f"{self.directory}: fsync has not answered for {seconds:.0f} s")
         with self._lock:
-            self._stalled = fault if self._syncing_since is not None else None
+            self._stalled = fault if self._ticker.syncing else None
         self._commit.tell(fault)
 
-    def _start(self, monotonic: Callable[[], float]) -> None:
-        """Two threads, so that a disk that hangs in fsync doesn't also stop the one that would notice."""
-
-        def guarded(tick: Callable[[float], None]) -> None:
-            try:
-                tick(monotonic())
-            except Exception as bug:  # noqa: BLE001 — without its threads a journal proves nothing: closed, not silent
-                with self._lock:
-                    self._fail(JournalFault(FaultKind.IO, f"{self.directory}: {bug!r}"))
-                self.sync()
-
-        def sync() -> None:
-            while not self._stop.is_set():
-                self._wake.wait(SYNC_PERIOD_S)
-                self._wake.clear()
-                guarded(self._sync_tick)
-
-        def watch() -> None:
-            while not self._stop.wait(STATE_PERIOD_S):
-                guarded(self._watch_tick)
-
-        for name, run in (("journal-sync", sync), ("journal-watch", watch)):
-            self._threads.append(threading.Thread(target=run, name=name, daemon=True))
-            self._threads[-1].start()
+    def bug(self, fault: Exception) -> None:
+        """A thread of its own failed: closed, not silent."""
+        with self._lock:
+            self._fail(JournalFault(FaultKind.IO, f"{self.directory}: {fault!r}"))
+        self.sync()
 
     def close(self) -> JournalFault | None:
-        """Make all durable, stop the thread, let the lock go; once. A fault is what could not be made durable."""
-        if self._stop.is_set():
+        """Make all durable, stop the threads, let the lock go; once. A fault is what could not be made durable."""
+        if self._ticker.stopped:
             return None
-        self._stop.set()
-        self._wake.set()
-        for thread in self._threads:
-            thread.join(SYNC_DEADLINE_S)
-            if thread.is_alive():  # hung in the kernel: the lock goes when the process does
-                return JournalFault(FaultKind.IO, f"{self.directory}: {thread.name} has not ended; fsync hangs")
+        hangs = self._ticker.stop()
+        if hangs:  # in the kernel: the lock goes when the process does
+            return JournalFault(FaultKind.IO, f"{self.directory}: {hangs} has not ended; fsync hangs")
         fault = self.sync()
         with self._lock:
             segment, self._segment = self._segment, None

@@ -47,10 +47,7 @@ def entries(directory: Path, sequence: int = 0) -> list[tuple[int, bytes]]:
 
 def crash(journal: Journal) -> None:
     """Leave the journal as a killed process does: nothing synced, the lock gone."""
-    journal._stop.set()
-    journal._wake.set()
-    for thread in journal._threads:
-        thread.join()
+    assert journal._ticker.stop() == ""
     os.close(journal._lock_file)
     for segment in [*journal._commit._left, *([journal._segment] if journal._segment else [])]:
         os.close(segment.descriptor)

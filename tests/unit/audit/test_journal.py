@@ -290,12 +290,12 @@ def test_a_disk_that_hangs_refuses_new_calls_until_it_answers(tmp_path: Path) ->
             answer.wait(10)
 
     files.hook = hang
-    thread = threading.Thread(target=journal._sync_tick, args=(100.0,))
+    thread = threading.Thread(target=journal._ticker.sync_tick, args=(100.0,))
     thread.start()
     assert hanging.wait(5)
-    journal._watch_tick(105.0)
+    journal._ticker.watch_tick(105.0)
     assert journal.state is State.OK
-    journal._watch_tick(100.0 + SYNC_DEADLINE_S + 1)
+    journal._ticker.watch_tick(100.0 + SYNC_DEADLINE_S + 1)
     assert journal.state is State.FAULTED
     assert isinstance(waiter.result(0), JournalFault)
     assert isinstance(journal.synced().result(0), JournalFault)

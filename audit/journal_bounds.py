@@ -1,0 +1,37 @@
+"""What a journal may take and whether it takes more: its bounds, its states, its periods."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["PROBE_PERIOD_S", "STATE_PERIOD_S", "SYNC_DEADLINE_S", "SYNC_PERIOD_S", "Bounds", "State"]
+
+SYNC_PERIOD_S: Final = 0.1  # mode batch: the most that a power cut can take
+STATE_PERIOD_S: Final = 0.2  # between two looks at the free space
+PROBE_PERIOD_S: Final = 1.0  # between two reads back, and two releases
+SYNC_DEADLINE_S: Final = 10.0  # a disk that takes longer is taken for hung: nothing new is admitted until it answers
+
+
+class State(StrEnum):
+    """Whether a new call may be admitted. FULL passes; FAULTED lasts until the process is started again."""
+
+    OK = "ok"
+    FULL = "full"
+    FAULTED = "faulted"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bytes and seconds, as warden.yaml's ``audit.journal`` states them.
+
+    Nothing new is admitted with less than ``min_free`` bytes free or at ``max_bytes``; calls that were admitted may
+    still write ``min_free`` bytes of output and outcomes. Shipped segments stay for ``keep_s``, but go earlier, oldest
+    first, where the journal would otherwise be full.
+    """
+
+    segment_bytes: int = 64 * 2**20
+    max_bytes: int = 8 * 2**30
+    min_free: int = 256 * 2**20
+    keep_s: float = 86400.0
