@@ -101,6 +101,12 @@ class RunningPostgres:
         if self._process is not None:
             end(self._process, first=signal.SIGQUIT, grace_s=STOP_GRACE_S)
 
+    def kill(self) -> None:
+        """kill -9 of the postmaster; its sessions end when they notice."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
     def initialise(self) -> None:
         """Make the data directory where there is none; StartError quotes what initdb said."""
         if (self._data / "PG_VERSION").exists():
