@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +22,7 @@ class GroupCommit:
         self.synced = synced  # the last sequence that outlives power
         self._waiters: list[tuple[int, Future[JournalFault | None]]] = []
         self._left: list[LiveSegment] = []  # written to the end, not yet synced and closed
+        self.doubtful: set[int] = set()  # first sequences of segments that an fsync failed for: never synced again
 
     @property
     def waited_for(self) -> bool:
@@ -55,7 +57,6 @@ class GroupCommit:
         try:
             for old in left:
                 self._files.fsync(old.descriptor)
-                self._files.close(old.descriptor)
             if segment is not None and segment not in left:
                 self._current(segment)
             if any(not old.listed for old in (*left, *([segment] if segment is not None else []))):
@@ -64,7 +65,13 @@ class GroupCommit:
                     segment.listed = True
         except OSError as cause:
             # Pages that failed to reach the disk are marked clean: a second fsync would lie (fsyncgate).
+            with self._lock:
+                self.doubtful.update(old.first for old in (*left, *([segment] if segment is not None else [])))
             return JournalFault(FaultKind.IO, f"{self._directory}: fsync: {cause.strerror}")
+        finally:
+            for old in left:
+                with contextlib.suppress(OSError):  # what it could still say is in the fsync's answer
+                    self._files.close(old.descriptor)
         self.synced = max(self.synced, through)
         return None
 

@@ -26,7 +26,13 @@ class Files(Protocol):
         """A descriptor of a new file, read and write, mode 0600."""
         ...
 
+    def open(self, path: Path) -> int:
+        """A descriptor of a file that is there, for reading."""
+        ...
+
     def pwrite(self, descriptor: int, data: bytes, offset: int) -> int: ...
+
+    def pread(self, descriptor: int, nbytes: int, offset: int) -> bytes: ...
 
     def truncate(self, descriptor: int, nbytes: int) -> None: ...
 
@@ -38,7 +44,17 @@ class Files(Protocol):
 
     def unlink(self, path: Path) -> None: ...
 
-    def place(self, path: Path) -> Place: ...
+    def rename(self, path: Path, to: Path) -> None:
+        """Whatever is at ``to`` gives way."""
+        ...
+
+    def mkdir(self, path: Path) -> None:
+        """With its parents, mode 0700; one that is there stays."""
+        ...
+
+    def place(self, path: Path | int) -> Place:
+        """Of a path or a descriptor."""
+        ...
 
     def free(self, directory: Path) -> int:
         """Bytes that this user can still write there."""
@@ -50,6 +66,12 @@ class OsFiles:
 
     def create(self, path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def pread(self, descriptor: int, nbytes: int, offset: int) -> bytes:
+        return os.pread(descriptor, nbytes, offset)
 
     def pwrite(self, descriptor: int, data: bytes, offset: int) -> int:
         return os.pwrite(descriptor, data, offset)
@@ -73,8 +95,14 @@ class OsFiles:
     def unlink(self, path: Path) -> None:
         path.unlink()
 
-    def place(self, path: Path) -> Place:
-        found = path.stat()
+    def rename(self, path: Path, to: Path) -> None:
+        path.replace(to)
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def place(self, path: Path | int) -> Place:
+        found = os.fstat(path) if isinstance(path, int) else path.stat()
         return Place(found.st_dev, found.st_ino, found.st_size)
 
     def free(self, directory: Path) -> int:

@@ -27,6 +27,7 @@ from audit.segments import (
     unlock,
 )
 from audit.spool import write_whole
+from audit.writing import holder
 from sidecar.core.model import Secret
 
 __all__ = ["Follower", "read_identity", "read_shipped", "write_identity", "write_shipped"]
@@ -34,6 +35,7 @@ __all__ = ["Follower", "read_identity", "read_shipped", "write_identity", "write
 _SHIPPED: Final = "shipped"
 _IDENTITY: Final = "identity"
 _POLL_S: Final = 0.02
+_GAP_PATIENCE_S: Final = 5.0  # a deleted segment is noticed within a second and written anew from its descriptor
 _MAX_FAULTS: Final = 1000  # remembered; the oldest go first
 
 
@@ -83,6 +85,7 @@ class Follower:
         self._reader: FrameReader | None = None
         self._info: SegmentInfo | None = None
         self._successor: int | None = None  # first sequence of the segment after the one that is read
+        self._gap: tuple[int, float] | None = None  # first sequence that is missing, since when (monotonic)
         self._suspect: tuple[int, int] | None = None  # (segment's first, offset) of a bad frame seen once
 
     @property
@@ -163,19 +166,26 @@ class Follower:
                         )
                     )
                 case End() as end:
-                    if self._replaced():
-                        self._leave()
-                    elif following is not None:
-                        self._advance(end, following)
-                    elif (successor := self._following()) is not None:
-                        # Complete, now that it has a successor: but only what is read from here on is its true tail.
-                        self._successor = successor
-                        reader.again()
-                    else:
-                        self._unsure(end)
+                    if not self._ended(end, following):
                         return None
                 case _ as never:
                     assert_never(never)
+
+    def _ended(self, end: End, following: int | None) -> bool:
+        """Whether there may be more: in this segment after all, or in another."""
+        if self._replaced():
+            self._leave()
+        elif following is not None:
+            return self._advance(end, following)
+        elif (successor := self._following()) is not None:
+            # Complete, now that it has a successor: but only what is read from here on is its true tail.
+            self._successor = successor
+            if self._reader is not None:
+                self._reader.again()
+        else:
+            self._unsure(end)
+            return False
+        return True
 
     def _unsure(self, end: End) -> None:
         """A bad tail of a live segment is "not yet"; only if it is there again, look behind it."""
@@ -191,9 +201,13 @@ class Follower:
         except FileNotFoundError:
             return True
 
-    def _advance(self, end: End, following: int) -> None:
+    def _advance(self, end: End, following: int) -> bool:
+        """False: what is missing may still be written anew by the journal's writer, which has it open."""
         assert self._info is not None
         after = self._info.first + end.index
+        if after < following and self._may_come(after):
+            self._successor = None
+            return False
         if end.left or after < following:
             words = f"segment {self._info.first:016x} ends at {after - 1}, the next begins at {following}"
             self._fault(JournalFault(FaultKind.GAP, words, after, following - 1))
@@ -201,6 +215,13 @@ class Follower:
             os.fsync(self._descriptor)
         self._leave()
         self._next = max(self._next, following)
+        return True
+
+    def _may_come(self, missing: int) -> bool:
+        now = time.monotonic()
+        if self._gap is None or self._gap[0] != missing:
+            self._gap = missing, now
+        return now - self._gap[1] < _GAP_PATIENCE_S and holder(self._directory) is not None
 
     def _following(self) -> int | None:
         return next((first for first, _ in segments_in(self._directory) if first > self._first), None)

@@ -7,15 +7,19 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from audit.commit import GroupCommit
 from audit.files import OS_FILES, Files
 from audit.follow import Follower, read_identity, read_shipped, write_identity, write_shipped
 from audit.journal_bounds import SYNC_DEADLINE_S, Bounds, State
 from audit.journal_threads import Ticker
-from audit.keeping import Leaving, missing, next_to_leave
+from audit.keeping import HELD, Closed, Leaving, first_astray, found, next_to_leave
+from audit.mending import Mended, mend_all, settle_in
 from audit.recovery import OpenCall, Recovery, recover
+from audit.scrub import Scrub
 from audit.seal import Random
 from audit.segments import (
     MAX_ENTRY_BYTES,
@@ -26,7 +30,6 @@ from audit.segments import (
     encode_frame,
     new_segment,
     segment_path,
-    segments_in,
 )
 from audit.writing import SPACE, LiveSegment, begin, lock_directory
 from sidecar.core.model import Secret
@@ -45,6 +48,9 @@ __all__ = [
     "State",
     "write_shipped",
 ]
+
+
+_MENDED_MOST: Final = 100  # faults put right that nobody has been told of; the oldest go first
 
 
 class Journal:
@@ -76,7 +82,10 @@ class Journal:
         self._starved = False  # the last write met a full disk
         self._stalled: JournalFault | None = None  # passes when the sync that hangs has ended
         self._closed_bytes = 0
-        self._closed: dict[int, Path] = {}  # by first sequence, in order
+        self._closed: dict[int, Closed] = {}  # by first sequence, in order
+        self._scrub = Scrub(files)
+        self._hurt: set[int] = set()  # first sequences of segments that don't read back
+        self._mended: list[Mended] = []
         self._headroom = 0
         self.released_early = 0  # segments that went before ``keep_s``, for space
         self._ticker = Ticker(self)
@@ -132,9 +141,8 @@ class Journal:
         return journal
 
     def _begin(self) -> None:
-        for first, path in segments_in(self.directory):
-            self._closed[first] = path
-            self._closed_bytes += self._files.place(path).nbytes
+        self._closed = found(self._files, self.directory)
+        self._closed_bytes = sum(segment.nbytes for segment in self._closed.values())
         self.measure()
 
     # --- what every call asks -------------------------------------------------------------------------------------
@@ -190,7 +198,7 @@ class Journal:
                 segment.write(self._files, frame)
             except OSError as cause:
                 return self._failed(segment, cause)
-            segment.wrote(len(frame))
+            segment.wrote(frame)
             self._headroom -= len(frame)
             sequence = self._next
             self._next = sequence + 1
@@ -218,6 +226,7 @@ class Journal:
             segment.cut(self._files)
             self._retire(segment)
         except OSError as again:
+            self._commit.doubtful.add(segment.first)
             return self._fail(
                 JournalFault(FaultKind.IO, f"{segment.path}: {cause.strerror}; cutting back: {again.strerror}")
             )
@@ -230,7 +239,7 @@ class Journal:
         return self._fail(JournalFault(FaultKind.IO, f"{path}: {cause.strerror}"))
 
     def _fail(self, fault: JournalFault) -> JournalFault:
-        """The first fault stays until the process is started again; nothing is retried as if it had worked."""
+        """The first fault stays until ``mend`` has put it right; nothing is retried as if it had worked."""
         self._fault = self._fault or fault
         return self._fault
 
@@ -255,13 +264,15 @@ class Journal:
         return self._segment
 
     def _retire(self, segment: LiveSegment) -> None:
-        """Under the lock. Raises OSError where an empty segment can't be removed."""
+        """Under the lock. Raises OSError where an empty segment can't be removed, or no descriptor is left."""
         self._segment = None
         if segment.index == 0:
             segment.remove(self._files)
             return
+        held = os.dup(segment.descriptor) if len(self._closed) < HELD else -1
         self._commit.leave(segment)
-        self._closed[segment.first] = segment.path
+        place = replace(segment.place, nbytes=segment.nbytes)
+        self._closed[segment.first] = Closed(segment.first, segment.path, place, held)
         self._closed_bytes += segment.nbytes
 
     # --- durability -----------------------------------------------------------------------------------------------
@@ -301,18 +312,77 @@ class Journal:
             self._starved = self._starved and self._headroom <= 0
 
     def probe(self) -> JournalFault | None:
-        """Whether what was written is still there, under its name, and reads back."""
+        """Whether what was written is still there, under its name, and reads back; part of it again each time."""
         with self._lock:
             segment, closed = self._segment, list(self._closed.values())
             seen = (segment.nbytes, segment.last) if segment is not None else (0, 0)
-        fault = missing(self.directory, closed)
-        if fault is not None:
+            whole = (segment.nbytes, segment.checksum) if segment is not None else (0, 0)
+        fault = first_astray(self._files, self.directory, self._lock_file, closed)
+        if fault is None and segment is not None:
+            fault = segment.read_back(self._files, *seen) or self._scrub.go_on(segment, *whole)
             with self._lock:
-                return self._fail(fault)
-        fault = segment.read_back(self._files, *seen) if segment is not None else None
+                # One that was left meanwhile may be closed, or removed for being empty: that shows later.
+                if fault is not None and self._segment is not segment:
+                    fault = None
         with self._lock:
-            # One that was left meanwhile may be closed, or removed for being empty: what is wrong with it shows later.
-            return self._fail(fault) if fault is not None and self._segment is segment else None
+            gone = fault is not None and any(self._closed.get(each.first) is not each for each in closed)
+            if fault is None or gone:  # it was released, or mended, between the two looks
+                return None
+            if segment is not None and fault.kind in (FaultKind.UNREADABLE, FaultKind.DAMAGED, FaultKind.TRUNCATED):
+                self._hurt.add(segment.first)
+            return self._fail(fault)
+
+    # --- putting right ----------------------------------------------------------------------------------------------
+
+    @property
+    def broken(self) -> bool:
+        """Whether ``mend`` may help."""
+        return self._fault is not None and self._fault.kind not in (FaultKind.CLOSED, FaultKind.BUG)
+
+    def mend(self) -> JournalFault | None:
+        """Rescue what can be read, name what is lost, and go on in a new segment: None, or why that must wait.
+
+        Until it is done everything is refused. Called by the thread that syncs, so never beside an fsync.
+        """
+        try:
+            self._lock_file = settle_in(self._files, self.directory, self._lock_file, self.identity)
+            with self._lock:
+                if self._segment is not None:
+                    with contextlib.suppress(FileNotFoundError):  # an empty one, gone already
+                        self._retire(self._segment)
+                closed, doubtful = dict(self._closed), set(self._commit.doubtful)
+            done = mend_all(self._files, closed, self._next, self._root, doubtful=doubtful, hurt=self._hurt)
+            self._files.sync_directory(self.directory)
+            with self._lock:
+                self._closed = done.closed
+                self._closed_bytes = sum(segment.nbytes for segment in done.closed.values())
+                self._commit.doubtful.clear()
+                begun = self._rotate()
+            if isinstance(begun, JournalFault):
+                return begun
+            self._files.fsync(begun.descriptor)  # nobody writes to it yet: everything is refused
+            self._files.sync_directory(self.directory)
+        except OSError as cause:
+            return JournalFault(FaultKind.IO, f"{self.directory}: mending: {cause.strerror}")
+        fault = begun.read_back(self._files, begun.nbytes, 0)
+        if fault is not None:
+            return fault
+        shipped = read_shipped(self.directory)
+        lost = tuple((max(first, shipped + 1), last) for first, last in done.lost if last > shipped)
+        with self._lock:
+            assert self._fault is not None
+            self._mended = [*self._mended[-_MENDED_MOST:], Mended(self._fault, done.rescued, lost)]
+            self._fault = None
+            self._hurt.clear()
+        return None
+
+    def mended(self) -> list[Mended]:
+        """Faults that were put right and are not told yet, oldest first; ``told`` forgets one."""
+        return list(self._mended)
+
+    def told(self, mended: Mended) -> None:
+        with self._lock:
+            self._mended.remove(mended)
 
     def release(self) -> int:
         """Remove segments that are shipped, older than ``keep_s`` and without an open call; how many went.
@@ -323,15 +393,16 @@ class Journal:
         shipped, removed = read_shipped(self.directory), 0
         while (leaving := self._leaving(shipped)) is not None:
             try:
-                nbytes = self._files.place(leaving.path).nbytes
-                self._files.unlink(leaving.path)
+                leaving.segment.let_go(self._files)
+                self._files.unlink(leaving.segment.path)
                 self._files.sync_directory(self.directory)
             except OSError as cause:
                 with self._lock:
-                    self._fail(JournalFault(FaultKind.IO, f"{leaving.path}: releasing it: {cause.strerror}"))
+                    words = f"{leaving.segment.path}: releasing it: {cause.strerror}"
+                    self._fail(JournalFault(FaultKind.IO, words))
                 return removed
             with self._lock:
-                self._closed_bytes -= nbytes
+                self._closed_bytes -= leaving.segment.nbytes
             self.released_early += leaving.early
             removed += 1
         if removed:
@@ -350,7 +421,7 @@ class Journal:
                 crowded=self._headroom <= 2 * self._bounds.segment_bytes or self._starved,
             )
             if leaving is not None:
-                del self._closed[leaving.first]
+                del self._closed[leaving.segment.first]
             return leaving
 
     def look(self) -> None:
@@ -381,7 +452,7 @@ class Journal:
     def bug(self, fault: Exception) -> None:
         """A thread of its own failed: closed, not silent."""
         with self._lock:
-            self._fail(JournalFault(FaultKind.IO, f"{self.directory}: {fault!r}"))
+            self._fail(JournalFault(FaultKind.BUG, f"{self.directory}: {fault!r}"))
         self.sync()
 
     def close(self) -> JournalFault | None:
@@ -399,5 +470,7 @@ class Journal:
                 if segment is not None:
                     self._files.close(segment.descriptor)
                 self._commit.close()
+            for held in self._closed.values():
+                held.let_go(self._files)
         os.close(self._lock_file)
         return fault

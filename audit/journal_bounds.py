@@ -6,16 +6,27 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["PROBE_PERIOD_S", "STATE_PERIOD_S", "SYNC_DEADLINE_S", "SYNC_PERIOD_S", "Bounds", "State"]
+__all__ = [
+    "MEND_FIRST_S",
+    "MEND_LAST_S",
+    "PROBE_PERIOD_S",
+    "STATE_PERIOD_S",
+    "SYNC_DEADLINE_S",
+    "SYNC_PERIOD_S",
+    "Bounds",
+    "State",
+]
 
 SYNC_PERIOD_S: Final = 0.1  # mode batch: the most that a power cut can take
 STATE_PERIOD_S: Final = 0.2  # between two looks at the free space
 PROBE_PERIOD_S: Final = 1.0  # between two reads back, and two releases
+MEND_FIRST_S: Final = 1.0  # between two tries to put a broken journal right, doubled up to:
+MEND_LAST_S: Final = 30.0
 SYNC_DEADLINE_S: Final = 10.0  # a disk that takes longer is taken for hung: nothing new is admitted until it answers
 
 
 class State(StrEnum):
-    """Whether a new call may be admitted. FULL passes; FAULTED lasts until the process is started again."""
+    """Whether a new call may be admitted. FULL passes with space, FAULTED once the journal has been put right."""
 
     OK = "ok"
     FULL = "full"

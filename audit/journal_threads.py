@@ -6,7 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from audit.journal_bounds import PROBE_PERIOD_S, STATE_PERIOD_S, SYNC_DEADLINE_S, SYNC_PERIOD_S
+from audit.journal_bounds import (
+    MEND_FIRST_S,
+    MEND_LAST_S,
+    PROBE_PERIOD_S,
+    STATE_PERIOD_S,
+    SYNC_DEADLINE_S,
+    SYNC_PERIOD_S,
+)
 from audit.segments import JournalFault
 
 __all__ = ["Ticker"]
@@ -30,6 +37,13 @@ class Ticked(Protocol):
         """The sync under way has not answered for ``seconds``; None: it has."""
         ...
 
+    @property
+    def broken(self) -> bool:
+        """Whether ``mend`` may help."""
+        ...
+
+    def mend(self) -> JournalFault | None: ...
+
     def bug(self, fault: Exception) -> None: ...
 
 
@@ -41,7 +55,8 @@ class Ticker:
         self._syncing_since: float | None = None
         self._wake, self._stop = threading.Event(), threading.Event()
         self._threads: list[threading.Thread] = []
-        self._due = {"sync": 0.0, "state": 0.0, "probe": 0.0}
+        self._due = {"sync": 0.0, "state": 0.0, "probe": 0.0, "mend": 0.0}
+        self._pause = MEND_FIRST_S
 
     @property
     def stopped(self) -> bool:
@@ -65,8 +80,19 @@ class Ticker:
             self._due["sync"] = now + SYNC_PERIOD_S
             self._syncing_since = now
             self._journal.sync()
+            self._mend(now)
             self._syncing_since = None
             self._journal.stall(None)
+
+    def _mend(self, now: float) -> None:
+        """At once, then ever more seldom while it doesn't help: it may write whole segments anew."""
+        if not self._journal.broken:
+            if now >= self._due["mend"]:
+                self._pause = MEND_FIRST_S
+        elif now >= self._due["mend"]:
+            self._due["mend"] = now + self._pause
+            self._pause = min(self._pause * 2, MEND_LAST_S)
+            self._journal.mend()
 
     def watch_tick(self, now: float) -> None:
         since = self._syncing_since

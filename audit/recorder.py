@@ -46,6 +46,7 @@ PARAMETERS: Final = 256
 TENSORS: Final = 256
 DIMENSIONS: Final = 64
 QUOTED_BYTES: Final = 64 * 1024  # of an error text: it must fit into what is kept free for outcomes
+GAPS: Final = 100  # named in one event
 PARTS: Final = 1024  # of one content; each costs up to 5 bytes more than its text, also where that is empty
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
@@ -214,6 +215,24 @@ class JournalRecorder:
             "sequence": recovery.next_sequence,
         }
         return self.event("journal_opened", ACTOR, detail)
+
+    def mended(self) -> tuple[JournalFault, ...]:
+        """Say in the log what was wrong with the journal and has been put right; the faults that were told now."""
+        told: list[JournalFault] = []
+        for mended in self._journal.mended():
+            fault, lost = mended.fault, mended.lost
+            detail: dict[str, ParameterValue] = {
+                "kind": fault.kind.value,
+                "detail": fault.detail,
+                "rescued": mended.rescued,
+                "lost": sum(last - first + 1 for first, last in lost),
+                "gaps": " ".join(f"{first}-{last}" for first, last in lost[:GAPS]),
+            }
+            if self.event("journal_mended", ACTOR, detail) is not None:
+                break
+            self._journal.told(mended)
+            told.append(fault)
+        return tuple(told)
 
     # --- writing --------------------------------------------------------------------------------------------------
 

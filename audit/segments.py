@@ -70,6 +70,7 @@ class FaultKind(StrEnum):
     GAP = "gap"  # sequences that no segment holds
     TOO_LARGE = "too_large"
     CLOSED = "closed"
+    BUG = "bug"  # of ours, in a thread that the journal needs
 
 
 @dataclass(frozen=True, slots=True)

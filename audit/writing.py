@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Never
 
+import google_crc32c
+
 from audit.files import Files, Place
 from audit.seal import Sealer
 from audit.segments import FaultKind, JournalFault, OpenSegment, frame_is_whole
@@ -30,6 +32,7 @@ class LiveSegment:
     nbytes: int
     index: int = 0
     last: int = 0
+    checksum: int = 0  # CRC-32C of all that was written
     listed: bool = False  # its name is durable
     removed: bool = False  # left without a frame, closed and unlinked
 
@@ -42,8 +45,9 @@ class LiveSegment:
                 _no_space()
             done += more
 
-    def wrote(self, nbytes: int) -> None:
-        self.last, self.nbytes, self.index = self.nbytes, self.nbytes + nbytes, self.index + 1
+    def wrote(self, frame: bytes) -> None:
+        self.last, self.nbytes, self.index = self.nbytes, self.nbytes + len(frame), self.index + 1
+        self.checksum = google_crc32c.extend(self.checksum, frame)
 
     def cut(self, files: Files) -> None:
         """Leave nothing after the last whole frame. Raises OSError."""
@@ -59,7 +63,7 @@ class LiveSegment:
         """Whether ``nbytes`` are there under this name, in this file, and the frame at ``last`` is whole."""
         try:
             place = files.place(self.path)
-            frame = os.pread(self.descriptor, nbytes - last, last) if last else b""
+            frame = files.pread(self.descriptor, nbytes - last, last) if last else b""
         except FileNotFoundError:
             return JournalFault(FaultKind.DELETED, f"{self.path} was deleted while it was written")
         except OSError as cause:
@@ -84,7 +88,8 @@ def begin(files: Files, path: Path, head: bytes, opened: OpenSegment) -> LiveSeg
         files.close(descriptor)
         files.unlink(path)
         raise
-    return LiveSegment(path, descriptor, opened.sealer, place, opened.info.first, len(head))
+    first, checksum = opened.info.first, google_crc32c.value(head)
+    return LiveSegment(path, descriptor, opened.sealer, place, first, len(head), checksum=checksum)
 
 
 def lock_directory(directory: Path) -> int | JournalFault:

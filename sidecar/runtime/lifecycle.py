@@ -200,6 +200,9 @@ class Sidecar:
             detail = journal.fault.detail if journal.fault is not None else None
             limit = self.settings.audit.journal.max_bytes
             logs.event(_LOG, level, "journal.state", state=state, detail=detail, bytes=journal.nbytes, limit=limit)
+        for fault in self.rooms.recorder.mended():
+            self.rooms.instruments.count("warden_journal_faults_total")
+            logs.event(_LOG, logging.ERROR, "journal.mended", kind=fault.kind, detail=fault.detail)
 
     # --- what others ask -------------------------------------------------------------------------------------------
 

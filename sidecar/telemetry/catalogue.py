@@ -134,7 +134,7 @@ _DURATION: Final = tuple(round(0.01 * 2**step, 2) for step in range(14))  # 10 m
 _FIRST_TOKEN: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _PER_TOKEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 # Local SSD: 0.1–5 ms; network volumes: tens of ms; what takes a second is ill.
-_FSYNC: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+_FSYNC: Final = (0.001, 0.005, 0.025, 0.1, 1.0, 5.0)
 
 # Calls of the data plane end in one of these; ``aborted`` is written by `warden ship` after a crash.
 _OUTCOMES: Final = tuple(kind.value for kind in OutcomeKind if kind is not OutcomeKind.ABORTED)
@@ -237,6 +237,10 @@ _AUDIT: Final = (
     ),
     _counter("warden_unrecorded_entries_total", "Journal entries that could not be written."),
     _gauge("warden_journal_state", "1 for the state the journal is in: open, full or failed.", ("state",)),
+    _counter(
+        "warden_journal_faults_total",
+        "Times the journal was found broken, and put right: a file gone or altered, a write or an fsync that failed.",
+    ),
     _gauge("warden_journal_bytes", "Bytes the journal's segments take on disk.", unit="bytes"),
     _gauge("warden_journal_limit_bytes", "Bytes the journal may take (audit.journal.max_bytes).", unit="bytes"),
     _gauge("warden_journal_free_bytes", "Free bytes on the journal's volume.", unit="bytes"),

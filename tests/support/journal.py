@@ -102,6 +102,14 @@ class FaultyFiles(OsFiles):
         self._check("unlink")
         super().unlink(path)
 
+    def rename(self, path: Path, to: Path) -> None:
+        self._check("rename")
+        super().rename(path, to)
+
+    def mkdir(self, path: Path) -> None:
+        self._check("mkdir")
+        super().mkdir(path)
+
     def free(self, directory: Path) -> int:
         self._check("free")
         return super().free(directory) if self.free_bytes is None else self.free_bytes

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,7 @@ from audit.journal import SYNC_DEADLINE_S, FaultKind, Follower, Journal, Journal
 from audit.segments import segments_in
 from sidecar.core.model import Secret
 from tests.support.journal import ORIGIN, ROOMY, ROOT, FaultyFiles, crash, entries, open_journal, wall_ns
+from tests.support.store import wait_until
 
 SMALL = replace(ROOMY, segment_bytes=1024)
 
@@ -176,18 +179,23 @@ def test_one_append_is_one_write(tmp_path: Path) -> None:
     assert files.calls == ["pwrite"]
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EROFS])
 @pytest.mark.parametrize("operation", ["pwrite", "create"])
-def test_an_io_error_faults_the_journal_until_restart(tmp_path: Path, operation: str) -> None:
+def test_an_io_error_faults_the_journal_until_a_new_segment_works(tmp_path: Path, operation: str, code: int) -> None:
     files = FaultyFiles()
     journal = open_journal(tmp_path, files=files)
-    files.fail[operation] = errno.EIO
+    files.fail[operation] = code
     fault = journal.append(b"x")
     assert isinstance(fault, JournalFault)
     assert fault.kind is FaultKind.IO
-    files.fail.clear()
     journal.tick(1.0)
     assert journal.state is State.FAULTED
-    assert journal.append(b"x") == journal.fault
+    assert journal.append(b"x", reserve=True) == journal.fault == fault
+    files.fail.clear()
+    journal.tick(2.5)
+    assert journal.state is State.OK
+    assert written(journal, b"y") == [0]
+    assert [(each.fault, each.rescued, each.lost) for each in journal.mended()] == [(fault, 0, ())]
 
 
 def test_a_torn_frame_that_cannot_be_cut_back_faults(tmp_path: Path) -> None:
@@ -242,17 +250,59 @@ def test_segments_that_were_left_are_synced_before_anyone_is_told(tmp_path: Path
 
 @pytest.mark.parametrize("operation", ["fsync", "sync_directory"])
 def test_an_fsync_error_is_never_retried_as_success(tmp_path: Path, operation: str) -> None:
+    """Whoever waited is refused; the file is never synced again, but written anew from what it still reads."""
     files = FaultyFiles()
     journal = open_journal(tmp_path, files=files)
     (sequence,) = written(journal, b"x")
+    before = only_segment(tmp_path).stat().st_ino
     future = journal.synced(sequence)
     files.fail[operation] = errno.EIO
     journal.tick(0.0)
     assert isinstance(future.result(0), JournalFault)
-    files.fail.clear()
-    journal.tick(10.0)
     assert isinstance(journal.synced(sequence).result(0), JournalFault)
     assert isinstance(journal.append(b"y"), JournalFault)
+    files.fail.clear()
+    files.calls.clear()
+    journal.tick(10.0)
+    assert journal.state is State.OK
+    assert segments_in(tmp_path)[0][1].stat().st_ino != before, "another file, with the same name"
+    assert files.calls.index("create") < files.calls.index("fsync") < files.calls.index("rename")
+    assert written(journal, b"y") == [1]
+    again = journal.synced()
+    journal.tick(20.0)
+    assert again.result(0) is None
+    assert entries(tmp_path) == [(0, b"x"), (1, b"y")]
+    (mended,) = journal.mended()
+    assert (mended.fault.kind, mended.rescued, mended.lost) == (FaultKind.IO, 1, ())
+    journal.told(mended)
+    assert journal.mended() == []
+    assert journal.close() is None
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("operation", ["create", "pwrite", "fsync", "sync_directory", "rename", "mkdir"])
+def test_a_mending_that_fails_at_any_step_is_tried_again_and_loses_nothing(
+    tmp_path: Path, operation: str, code: int
+) -> None:
+    files = FaultyFiles()
+    journal = open_journal(tmp_path, files=files)
+    written(journal, b"one", b"two")
+    only_segment(tmp_path).unlink()
+    files.fail[operation] = code
+    journal.tick(1.0)
+    journal.tick(2.0)
+    assert journal.state is State.FAULTED
+    assert isinstance(journal.append(b"new"), JournalFault)
+    files.fail.clear()
+    journal.tick(60.0)
+    assert journal.state is State.OK
+    assert written(journal, b"three") == [2]
+    assert entries(tmp_path) == [(0, b"one"), (1, b"two"), (2, b"three")]
+    assert [each.lost for each in journal.mended()] == [()]
+    assert journal.close() is None
+    again = open_journal(tmp_path)
+    assert again.recovery.faults == ()
+    again.close()
 
 
 def test_a_waiter_that_was_cancelled_harms_nobody(tmp_path: Path) -> None:
@@ -370,6 +420,106 @@ def test_a_last_frame_that_does_not_read_back_is_noticed(tmp_path: Path) -> None
     assert journal.state is State.FAULTED
 
 
+def mended(journal: Journal) -> tuple[FaultKind, int, tuple[tuple[int, int], ...]]:
+    """Notice and put right, as the two threads do; the one fault that was mended."""
+    journal.tick(1.0)
+    journal.tick(2.5)
+    assert journal.state is State.OK, journal.fault
+    (found,) = journal.mended()
+    return found.fault.kind, found.rescued, found.lost
+
+
+def replace_with_a_copy(path: Path) -> None:
+    other = path.with_suffix(".copy")
+    other.write_bytes(path.read_bytes()[:-5])
+    other.replace(path)
+
+
+@pytest.mark.parametrize(
+    ("harm", "kind"), [(Path.unlink, FaultKind.DELETED), (replace_with_a_copy, FaultKind.REPLACED)]
+)
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_was_deleted_or_replaced_is_rescued_through_the_open_descriptor(
+    tmp_path: Path, harm: Callable[[Path], None], kind: FaultKind, *, closed: bool
+) -> None:
+    journal, follower = open_journal(tmp_path, bounds=SMALL if closed else ROOMY), Follower(tmp_path, ROOT)
+    data = [b"%d" % n * 300 for n in range(5 if closed else 3)]
+    written(journal, *data)
+    assert [s for s, _, _ in follower.read(1)] == [0]
+    held = segments_in(tmp_path)[1][0] if closed else 3  # entries in the first segment
+    harm(segments_in(tmp_path)[0][1])
+    assert mended(journal) == (kind, held, ())
+    written(journal, b"after")
+    assert [s for s, _, _ in follower] == list(range(1, len(data) + 1))
+    assert follower.faults == []
+    assert entries(tmp_path) == [*enumerate(data), (len(data), b"after")]
+    assert len(list(tmp_path.glob("*.foreign"))) == (kind is FaultKind.REPLACED), "the stranger's file is evidence"
+    assert journal.close() is None
+    again = open_journal(tmp_path)
+    assert again.recovery.faults == ()
+    again.close()
+
+
+def test_a_deleted_directory_comes_back_with_all_that_was_held(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    journal = open_journal(directory, bounds=SMALL)
+    data = [b"%d" % n * 300 for n in range(8)]
+    written(journal, *data)
+    identity = journal.identity
+    shutil.rmtree(directory)
+    kind, rescued, lost = mended(journal)
+    assert kind in (FaultKind.DELETED, FaultKind.IO), "an fsync of the directory may meet it first"
+    assert (rescued, lost) == (8, ())
+    written(journal, b"after")
+    assert entries(directory) == [*enumerate(data), (8, b"after")]
+    second = Journal.open(directory, ROOT, ORIGIN, ROOMY, random=os.urandom, wall_ns=wall_ns, monotonic=None)
+    assert isinstance(second, JournalFault)
+    assert second.kind is FaultKind.LOCKED, "the new lock holds too"
+    journal.close()
+    again = open_journal(directory)
+    assert again.identity == identity
+    again.close()
+
+
+def test_what_was_cut_off_is_named_and_what_is_left_stays(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    written(journal, b"one")
+    end = only_segment(tmp_path).stat().st_size
+    written(journal, b"two", b"three")
+    os.truncate(only_segment(tmp_path), end + 3)
+    assert mended(journal) == (FaultKind.TRUNCATED, 0, ((1, 2),))
+    assert written(journal, b"four") == [3]
+    assert journal.probe() is None
+    assert entries(tmp_path) == [(0, b"one")], "what is missing may still come, while the journal is written"
+    journal.close()
+    assert entries(tmp_path) == [(0, b"one"), (3, b"four")]
+
+
+def test_a_bit_flipped_far_behind_is_noticed_and_costs_one_entry(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    written(journal, b"one")
+    start = only_segment(tmp_path).stat().st_size
+    written(journal, *[b"x" * 1000] * 50)
+    assert journal.probe() is None
+    flip(only_segment(tmp_path), start + 30)
+    assert mended(journal) == (FaultKind.DAMAGED, 0, ((1, 1),))
+    assert written(journal, b"after") == [51]
+    assert [s for s, _ in entries(tmp_path)] == [0, *range(2, 52)]
+    write_shipped(tmp_path, 51)
+    assert journal.release() == 0, "evidence stays"
+    journal.close()
+
+
+def test_the_threads_mend_alone(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path, monotonic=monotonic)
+    written(journal, b"x")
+    only_segment(tmp_path).unlink()
+    wait_until(journal.mended, seconds=30)
+    assert written(journal, b"y") == [1]
+    assert entries(tmp_path) == [(0, b"x"), (1, b"y")]
+    assert journal.close() is None
+
+
 def test_a_second_opener_is_told_who_has_it(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     second = Journal.open(tmp_path, ROOT, ORIGIN, ROOMY, random=os.urandom, wall_ns=wall_ns, monotonic=None)
@@ -459,7 +609,9 @@ def test_a_shipped_mark_that_cannot_be_read_releases_nothing(tmp_path: Path) -> 
 def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
-    path.write_bytes(data)
+    descriptor = os.open(path, os.O_WRONLY)  # in place, as a disk or an editor of bytes does
+    os.pwrite(descriptor, data, 0)
+    os.close(descriptor)
 
 
 def test_a_torn_tail_at_every_byte_of_the_last_frame_is_cut(tmp_path: Path) -> None:

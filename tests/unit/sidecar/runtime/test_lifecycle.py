@@ -241,7 +241,8 @@ def test_what_the_journal_turns_to_is_logged_once_with_why(
     running = start()
     journal = running.sidecar.rooms.journal
     full = journal._headroom
-    monkeypatch.setattr(journal, "_measure", lambda: None)
+    monkeypatch.setattr(journal, "measure", lambda: None)
+    monkeypatch.setattr(journal, "mend", lambda: None)
 
     def told() -> list[tuple[str, object]]:
         found = [entry for entry in caplog.records if entry.getMessage() == "journal.state"]
