@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import phonenumbers
@@ -15,7 +16,7 @@ from stdnum import luhn
 
 from audit.national import national_ids
 
-__all__ = ["CLASSES", "Span", "find", "plain"]
+__all__ = ["CLASSES", "Span", "certain", "find", "plain"]
 
 
 class Span(NamedTuple):
@@ -45,9 +46,12 @@ def _plain(char: str) -> str:
     return wide if len(wide) == 1 else char
 
 
+_UNLIKE: Final = re.compile(rf"[{_SPACES}{_DASHES}\uff01-\uff5e]|(?![0-9])\d")
+
+
 def plain(text: str) -> str:
     """The text with digits, spaces and dashes of every script as ASCII's, character by character: offsets stay."""
-    return text if text.isascii() else "".join(char if char < "\x80" else _plain(char) for char in text)
+    return text if text.isascii() else _UNLIKE.sub(lambda found: _plain(found.group()), text)
 
 
 # --- the classes --------------------------------------------------------------------------------------------------
@@ -94,7 +98,6 @@ def _ibans(text: str) -> Iterator[tuple[int, int]]:
             yield head.start(), pos
 
 
-_DIGITS: Final = re.compile(r"(?<![\w.-])\d+(?:[ -]\d+){0,40}(?![\w])")
 _GROUPS: Final = re.compile(r"\d+")
 _CARD_LAYOUTS: Final = frozenset({(4, 4, 4, 4), (4, 4, 4, 4, 3), (4, 6, 5), (4, 6, 4)})
 # Issuer identification numbers in use (ISO/IEC 7812-1), by the lengths they are issued with.
@@ -115,23 +118,29 @@ def _is_card(number: str) -> bool:
 
 
 def _cards(text: str) -> Iterator[tuple[int, int]]:
-    for run in _DIGITS.finditer(text):
-        groups = list(_GROUPS.finditer(text, run.start(), run.end()))
-        at = 0
-        while at < len(groups):
-            size = groups[at].end() - groups[at].start()
-            counts = (5, 4, 3) if size == 4 else (1,) if size >= 12 else ()
-            taken = next((n for n in counts if _card_at(groups, at, n)), 0)
-            if taken:
-                yield groups[at].start(), groups[at + taken - 1].end()
-            at += taken or 1
+    groups = list(_GROUPS.finditer(text))
+    at = 0
+    while at < len(groups):
+        size = groups[at].end() - groups[at].start()
+        counts = (5, 4, 3) if size == 4 else (1,) if size >= 12 else ()
+        taken = next((n for n in counts if _card_at(text, groups[at : at + n], n)), 0)
+        if taken:
+            yield groups[at].start(), groups[at + taken - 1].end()
+        at += taken or 1
 
 
-def _card_at(groups: list[re.Match[str]], at: int, count: int) -> bool:
-    window = groups[at : at + count]
-    layout = tuple(len(group.group()) for group in window)
-    written = len(layout) == count and (count == 1 or layout in _CARD_LAYOUTS)
-    return written and _is_card("".join(group.group() for group in window))
+def _card_at(text: str, groups: list[re.Match[str]], count: int) -> bool:
+    """Whether groups of digits are a card's number by themselves, whatever stands farther off on either side."""
+    layout = tuple(len(group.group()) for group in groups)
+    if len(layout) != count or (count > 1 and layout not in _CARD_LAYOUTS):
+        return False
+    gaps = (text[one.end() : two.start()] for one, two in pairwise(groups))
+    alone = _APART.match(text, groups[-1].end()) is not None and _BEGINS.match(text, groups[0].start()) is not None
+    return alone and all(gap in (" ", "-") for gap in gaps) and _is_card("".join(group.group() for group in groups))
+
+
+_APART: Final = re.compile(r"(?!\w)")
+_BEGINS: Final = re.compile(r"(?<![\w.])(?<!\D-)(?<!\A-)")  # a dash only behind another group
 
 
 _V4: Final = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)")
@@ -157,13 +166,19 @@ def _is_address(text: str) -> bool:
 
 
 _PHONE: Final = re.compile(r"\d(?:[^\w\n]{0,3}\d){5}")  # fewer digits are no number anywhere
+_INTERNATIONAL: Final = re.compile(r"[+\uff0b](?=[^\w\n]{0,6}\d(?:[^\w\n]{0,3}\d){5})")
+_PHONE_CHARS: Final = 192  # of a number and its extension, however they are spaced
 
 
 def _phones(text: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
     """International numbers (+…), and those written as in ``regions`` (ISO 3166)."""
-    if _PHONE.search(text) is None:
-        return
-    for region in (None, *regions) if "+" in text or "\uff0b" in text else regions:
+    for plus in _INTERNATIONAL.finditer(text):
+        first = max(0, plus.start() - 2)  # what stands before tells whether it is a number at all
+        near = text[first : plus.start() + _PHONE_CHARS]
+        for found in phonenumbers.PhoneNumberMatcher(near, None, max_tries=65_535):
+            if found.start <= plus.start() - first < found.end:
+                yield first + found.start, first + found.end
+    for region in regions if _PHONE.search(text) is not None else ():
         for found in phonenumbers.PhoneNumberMatcher(text, region, max_tries=65_535):
             yield found.start, found.end
 
@@ -182,3 +197,16 @@ def find(text: str, kind: str, regions: tuple[str, ...] = ()) -> Iterator[Span]:
     """Every identifier of a class of ``CLASSES`` in ``text``, which ``plain`` has read; ``regions`` are for phones."""
     found = _phones(text, regions) if kind == "phone" else _FINDERS[kind](text)
     return (Span(start, end, kind) for start, end in found)
+
+
+_BEHIND: Final = {"email": 0, "iban": 1, "card": 1, "national_id": 2, "ip": 2}  # characters that can unmake one
+_ENDS_PHONE: Final = re.compile(r"[^\W\d]|\n")
+_BEHIND_PHONE: Final = 40
+
+
+def certain(text: str, span: Span) -> bool:
+    """Whether it stays an identifier whatever comes behind ``text``: more digits can make another number of one."""
+    behind = len(text) - span.end
+    if span.kind == "phone":
+        return behind >= _BEHIND_PHONE or _ENDS_PHONE.search(text, span.end) is not None
+    return behind >= _BEHIND[span.kind]

@@ -71,7 +71,7 @@ def _finders() -> tuple[_Finder, ...]:
     """Made at the first use: thirty small modules need not be loaded where nobody redacts."""
     return tuple(
         _Finder(
-            re.compile(rf"(?<![\w.]){row.shape}(?![\w]|[.-]\d)"),
+            re.compile(rf"(?<![\w.])(?=({row.shape})(?![\w]|[.-]\d))"),  # each start by itself: they may overlap
             importlib.import_module(f"stdnum.{row.number}").is_valid if row.number else bool,
             re.compile(row.names, re.IGNORECASE) if row.names else None,
         )
@@ -91,5 +91,5 @@ def national_ids(text: str) -> Iterator[tuple[int, int]]:
         for finder in _finders():
             for found in finder.shape.finditer(text, first, last):
                 near = finder.names is None or finder.names.search(text, max(0, found.start() - CONTEXT), found.start())
-                if near and finder.valid(found.group()):
-                    yield found.span()
+                if near and finder.valid(found.group(1)):
+                    yield found.span(1)
