@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from policies.document import GuardDoc
+from policies.watching import Hold, Lens, Watch
 from sidecar.core.model import Finding, InferenceFacts
 
-__all__ = ["PROMPT_CHARS", "WINDOW", "Guard", "Guards", "Watch", "compile_guards"]
+if TYPE_CHECKING:
+    from policies.document import GuardDoc
+    from policies.scanner import Scanner
 
-# A search of this many characters takes tens of ms of everybody's event loop; a longer prompt counts as found.
-PROMPT_CHARS: Final = 65_536
-WINDOW: Final = 512  # characters of output searched again with each chunk: what is longer can't be found over chunks
+__all__ = ["PROMPT_CHARS", "Guard", "Guards", "compile_guards"]
 
-_Find = Callable[[str], bool]
+# A search of this many characters takes some ms of everybody's event loop; a longer prompt counts as found.
+PROMPT_CHARS: Final = 262_144
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """One guard, compiled. ``longer_than`` is in characters, of a prompt; ``deny`` on an output cuts it off."""
+    """One guard. ``longer_than`` is in characters, of a prompt; ``deny`` on an output cuts it off."""
 
     name: str
     on: str
     deny: bool
     shadow: bool
     longer_than: int | None
-    finds: tuple[_Find, ...]
+    classes: tuple[str, ...]
+    patterns: tuple[str, ...]
+
+    @property
+    def enforced(self) -> bool:
+        """Whether it keeps anything from being sent."""
+        return self.deny and not self.shadow
 
     def finding(self) -> Finding:
         """``verdict`` is what the guard says, ``enforced`` what is done about it."""
@@ -36,80 +43,37 @@ class Guard:
         return Finding(self.name, self.on, verdict, "none" if self.shadow else verdict)
 
 
+class _Looked:
+    """Guards with the one scanner that looks for all that they look for."""
+
+    def __init__(self, guards: Sequence[Guard]) -> None:
+        patterns = tuple(dict.fromkeys(pattern for guard in guards for pattern in guard.patterns))
+        classes = tuple(dict.fromkeys(kind for guard in guards for kind in guard.classes))
+        # Loaded where a bundle has guards: RE2 and the numbering plans are 15 MB that most sidecars needn't hold.
+        scanner: Any = importlib.import_module("policies.scanner").scanner
+        self.scanner: Scanner = scanner(patterns, classes)
+        numbers = {what: number for number, what in enumerate((*patterns, *classes))}
+        self.guards = [
+            (guard, frozenset(numbers[what] for what in (*guard.patterns, *guard.classes))) for guard in guards
+        ]
+
+    def judge(self, characters: int, found: frozenset[int]) -> tuple[Finding, ...]:
+        if not found:
+            return ()
+        return tuple(guard.finding() for guard, looks_for in self.guards if looks_for & found)
+
+    def lens(self) -> Lens:
+        return Lens(self.scanner, self.judge, counts=False)
+
+
 class Guards:
     """A tenant's guards. Implements ``ports.Guards``."""
 
-    def __init__(self, guards: Sequence[Guard]) -> None:
-        self._prompt = tuple(guard for guard in guards if guard.on == "prompt")
-        self._output = tuple(guard for guard in guards if guard.on == "output")
-
-    def prompt(self, facts: InferenceFacts) -> tuple[Finding, ...]:
-        """What the guards on prompts find, in their order."""
-        if not self._prompt or not facts.prompts:
-            return ()
-        texts = [prompt.decode("utf-8", "replace") for prompt in facts.prompts]
-        length = sum(map(len, texts))
-        return tuple(guard.finding() for guard in self._prompt if _found_in_prompt(guard, texts, length))
-
-    def watch(self) -> Watch | None:
-        """For one call's output; None: no guard looks at it."""
-        return Watch(self._output) if self._output else None
-
-
-def _found_in_prompt(guard: Guard, texts: list[str], length: int) -> bool:
-    if guard.longer_than is not None and length > guard.longer_than:
-        return True
-    if guard.finds and length > PROMPT_CHARS:
-        return True  # it can't be searched in time, and no answer is never a yes
-    return any(find(text) for find in guard.finds for text in texts)
-
-
-class Watch:
-    """Follows one output as it streams. Each guard finds once."""
-
-    __slots__ = ("_guards", "_tail")
-
-    def __init__(self, guards: tuple[Guard, ...]) -> None:
-        self._guards = guards
-        self._tail = b""
-
-    def feed(self, texts: Sequence[bytes]) -> tuple[Finding, ...]:
-        """What is found now that ``texts`` follow all before them."""
-        data = self._tail + b"".join(texts)
-        if data == self._tail:
-            return ()
-        found = [guard for guard in self._guards if any(_search(find, data) for find in guard.finds)]
-        if found:
-            self._guards = tuple(guard for guard in self._guards if guard not in found)
-        self._tail = data[-WINDOW:] if self._guards else b""
-        return tuple(guard.finding() for guard in found)
-
-
-def _search(find: _Find, data: bytes) -> bool:
-    """In pieces that overlap by the window, so that one huge answer is searched as a stream of it would be."""
-    return any(find(piece.decode("utf-8", "replace")) for piece in _pieces(data))
-
-
-def _pieces(data: bytes) -> Iterator[bytes]:
-    step = PROMPT_CHARS - WINDOW
-    for start in range(0, max(len(data) - WINDOW, 1), step):
-        yield data[start : start + PROMPT_CHARS]
-
-
-def compile_guards(docs: Sequence[GuardDoc]) -> Guards | None:
-    """None where there are none, so that a call without guards costs nothing."""
-    return Guards([_compiled(doc) for doc in docs]) if docs else None
-
-
-def _compiled(doc: GuardDoc) -> Guard:
-    if not doc.classes and not doc.patterns:
-        finds: tuple[_Find, ...] = ()
-    else:
-        redact: Any = importlib.import_module("audit.redact")  # as RedactDoc: 13 MB, where a bundle needs it
-        finds = tuple(redact.finder(kind, pattern) for kind, pattern in _wanted(doc))
-    return Guard(doc.id, doc.on, doc.then == "deny", doc.shadow, doc.longer_than, finds)
-
-
-def _wanted(doc: GuardDoc) -> Iterator[tuple[str, str]]:
-    yield from ((kind, "") for kind in doc.classes)
-    yield from ((doc.id, pattern) for pattern in doc.patterns)
+    def __init__(self, guards: Sequence[Guard], hold: Hold | None = None) -> None:
+        prompt = [guard for guard in guards if guard.on == "prompt"]
+        output = [guard for guard in guards if guard.on == "output"]
+        self._prompt = _Looked(prompt) if prompt else None
+        self._denies = _lens(guard for guard in output if guard.enforced)
+        self._tells = _lens(guard for guard in output if not guard.enforced)
+        self._hold = hold
+        self._order = {guard.name: place for place, guard in enumerate(guards)}
