@@ -17,7 +17,7 @@ from audit import identifiers
 from audit.identifiers import CLASSES, Span
 from sidecar.core.model import Redaction
 
-__all__ = ["CUT", "PATTERN_CHARS", "Redacted", "Redactor", "finder", "redactor", "rule_fault"]
+__all__ = ["CUT", "PATTERN_CHARS", "Redacted", "Redactor", "compiled", "redactor", "rule_fault"]
 
 _REGIONS: Final = frozenset(phonenumbers.SUPPORTED_REGIONS)  # whose ways of writing phone numbers are known
 PATTERN_CHARS: Final = 256
@@ -53,14 +53,16 @@ def _fault(pattern: str) -> str | None:
     if len(pattern) > PATTERN_CHARS:
         return f"pattern: {len(pattern)} characters, at most {PATTERN_CHARS}"
     try:
-        compiled = _compiled(pattern)
+        found = compiled(pattern)
     except re2.error as fault:
         words = fault.args[0] if fault.args else b""
         return f"pattern: not RE2: {words.decode(errors='replace') if isinstance(words, bytes) else words}"
-    return "pattern: matches the empty text" if compiled.search("") is not None else None
+    return "pattern: matches the empty text" if found.search("") is not None else None
 
 
-def _compiled(pattern: str) -> Any:
+@lru_cache(maxsize=8192)
+def compiled(pattern: str) -> Any:
+    """RE2, within its bounds. Raises ``re2.error``."""
     options = re2.Options()
     options.log_errors, options.max_mem = False, _PATTERN_MEMORY
     return re2.compile(pattern, options=options)
@@ -111,19 +113,11 @@ def redactor(rules: tuple[Redaction, ...], key: bytes) -> Redactor:
     return Redactor(rules, key)
 
 
-def finder(kind: str, pattern: str = "") -> Callable[[str], bool]:
-    """Whether a text holds an identifier of a class of ours, or matches ``pattern``."""
-    if pattern:
-        compiled = _compiled(pattern)
-        return lambda text: compiled.search(text) is not None
-    return lambda text: next(identifiers.find(identifiers.plain(text), kind), None) is not None
-
-
 def _finder(rule: Redaction) -> Callable[[str], Iterator[Span]]:
     if rule.pattern:
-        compiled = _compiled(rule.pattern)
+        pattern = compiled(rule.pattern)
         return lambda text: (
-            Span(found.start(), found.end(), rule.kind) for found in compiled.finditer(text) if found.group()
+            Span(found.start(), found.end(), rule.kind) for found in pattern.finditer(text) if found.group()
         )
     if rule.kind not in CLASSES:
         raise ValueError(f"redaction of {rule.kind!r} is not known to this version")

@@ -266,7 +266,11 @@ class _Compiler:
             if plans is not None and plan is None:
                 message = f"no such plan in plans.yaml{suggest(doc.plan, plans.root)}"
                 self._problems.append(document.problem(("plan",), message))
-            tenant = tenants[doc.tenant] = compile_tenant(name, doc, plan)
+            try:
+                tenant = tenants[doc.tenant] = compile_tenant(name, doc, plan)
+            except ValueError as fault:  # what only all guards together are too large for
+                self._problems.append(document.problem(("guards",), str(fault), at_key=True))
+                continue
             for resolved in (tenant.limits, *(those for _, those in tenant.later)):
                 self._problems += checks.limit_faults(document, doc, resolved, models or {})
             self._problems += checks.declared_classes(document, doc, self._classes)

@@ -58,12 +58,30 @@ class _Looked:
         ]
 
     def judge(self, characters: int, found: frozenset[int]) -> tuple[Finding, ...]:
+        """``characters`` is for judges that look at the length."""
+        del characters
         if not found:
             return ()
         return tuple(guard.finding() for guard, looks_for in self.guards if looks_for & found)
 
+    def whole(self, texts: Sequence[bytes]) -> tuple[Finding, ...]:
+        """Of a prompt, all of which is there."""
+        characters = sum(len(text) if text.isascii() else len(text.decode("utf-8", "replace")) for text in texts)
+        if characters > PROMPT_CHARS:  # it can't be searched in time, and no answer is never a yes
+            return tuple(guard.finding() for guard, looks_for in self.guards if looks_for or _long(guard, characters))
+        found = frozenset(
+            number for text in texts for number in self.scanner.look(text, 0, {}, first=True, last=True).certain
+        )
+        return tuple(
+            guard.finding() for guard, looks_for in self.guards if looks_for & found or _long(guard, characters)
+        )
+
     def lens(self) -> Lens:
         return Lens(self.scanner, self.judge, counts=False)
+
+
+def _long(guard: Guard, characters: int) -> bool:
+    return guard.longer_than is not None and characters > guard.longer_than
 
 
 class Guards:
@@ -75,5 +93,33 @@ class Guards:
         self._prompt = _Looked(prompt) if prompt else None
         self._denies = _lens(guard for guard in output if guard.enforced)
         self._tells = _lens(guard for guard in output if not guard.enforced)
+        self._all = _lens(output)  # where nothing is enforced
         self._hold = hold
-        self._order = {guard.name: place for place, guard in enumerate(guards)}
+
+    def prompt(self, facts: InferenceFacts) -> tuple[Finding, ...]:
+        """What the guards on prompts find, in their order."""
+        if self._prompt is None or not facts.prompts:
+            return ()
+        return self._prompt.whole(facts.prompts)
+
+    def watch(self, *, enforce: bool = True) -> Watch | None:
+        """For one call's output; None: no guard looks at it. Without ``enforce`` nothing is held for it."""
+        denies, tells = (self._denies, self._tells) if enforce else (None, self._all)
+        return Watch(denies, tells, self._hold) if denies is not None or tells is not None else None
+
+
+def compile_guards(docs: Sequence[GuardDoc], hold: Hold | None = None) -> Guards | None:
+    """None where there are none, so that a call without guards costs nothing.
+
+    Raises ``ValueError`` where their patterns together need more memory than they may have.
+    """
+    return Guards([_guard(doc) for doc in docs], hold) if docs else None
+
+
+def _guard(doc: GuardDoc) -> Guard:
+    return Guard(doc.id, doc.on, doc.then == "deny", doc.shadow, doc.longer_than, doc.classes, doc.patterns)
+
+
+def _lens(guards: Iterable[Guard]) -> Lens | None:
+    found = tuple(guards)
+    return _Looked(found).lens() if found else None

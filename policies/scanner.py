@@ -1,12 +1,11 @@
-"""Looks for patterns and identifiers in texts: all of them in one pass, and again only what stands where they may be."""
+"""Looks for patterns and identifiers in texts: for all of them in one pass, and carefully only where they may be."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import islice
 from re import _parser  # type: ignore[attr-defined]  # the one that knows how long a match can be
 from typing import Any, Final, NamedTuple
 
@@ -15,15 +14,16 @@ import re2  # type: ignore[import-untyped]
 from audit import identifiers
 from audit.identifiers import Span
 from audit.likely import LIKELY
+from audit.redact import compiled
 
-__all__ = ["CONTEXT", "NOTHING", "Look", "Scanner", "scanner", "too_large"]
+__all__ = ["CONTEXT", "INSTRUCTIONS", "NOTHING", "Look", "Scanner", "scanner"]
 
 CONTEXT: Final = 1024  # bytes before a piece that are searched again with it: what is longer isn't found over pieces
 _WITNESS: Final = 128  # bytes: no shape of LIKELY is longer
 _CHARACTER: Final = 4  # bytes of UTF-8
 _PROBE: Final = "\x00 warden \x00"
-_PATTERN_MEMORY: Final = 1 << 20  # bytes, as audit.redact's
-_SET_MEMORY: Final = 32 << 20  # bytes a tenant's patterns may take together; RE2 takes them as it needs them
+INSTRUCTIONS: Final = 200_000  # of RE2's, all patterns of one scanner together: a fraction of a second to load
+_SET_MEMORY: Final = 32 << 20  # bytes, which RE2 takes as it needs them
 
 
 class Look(NamedTuple):
@@ -48,7 +48,10 @@ class Scanner:
 
     def __init__(self, patterns: Sequence[str], classes: Sequence[str]) -> None:
         self.classes = tuple(classes)
-        self._patterns = [_compiled(pattern) for pattern in patterns]
+        self._patterns = [compiled(pattern) for pattern in patterns]
+        size = sum(pattern.programsize for pattern in self._patterns)
+        if size > INSTRUCTIONS:
+            raise ValueError(f"the patterns together are {size} instructions of RE2's, at most {INSTRUCTIONS}")
         self._width = max(map(_width, patterns), default=0)
         self._likely = [LIKELY[kind] for kind in classes]
         self._set = _set_of(patterns) if patterns else None
@@ -103,6 +106,7 @@ class Scanner:
 
     def _under_way(self, data: bytes, fresh: int, hot: dict[int, int]) -> list[int]:
         """The classes of which an identifier may end in what is new, by their place among ours."""
+        assert self._shapes is not None
         new = len(data) - fresh
         near = data[max(0, fresh - _WITNESS) :]
         found = [place for place in self._shapes.Match(near) or () if place < len(self.classes)]
@@ -143,21 +147,6 @@ def scanner(patterns: tuple[str, ...], classes: tuple[str, ...]) -> Scanner:
     return Scanner(patterns, classes)
 
 
-def too_large(patterns: tuple[str, ...], classes: Collection[str]) -> bool:
-    """Whether there can be no such scanner."""
-    try:
-        scanner(patterns, tuple(classes))
-    except ValueError:
-        return True
-    return False
-
-
-def _compiled(pattern: str) -> Any:
-    options = re2.Options()
-    options.log_errors, options.max_mem = False, _PATTERN_MEMORY
-    return re2.compile(pattern, options=options)
-
-
 def _width(pattern: str) -> int:
     """Bytes that a match may take, at most; of a pattern without bound, ``CONTEXT``.
 
@@ -167,14 +156,14 @@ def _width(pattern: str) -> int:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            most = _parser.parse(pattern).getwidth()[1]
+            most: int = _parser.parse(pattern).getwidth()[1]
     except (re.error, ValueError, OverflowError, RecursionError, Warning):
         return CONTEXT
     return min(4 * max(most, len(pattern)) + _CHARACTER, CONTEXT)
 
 
 def _set_of(patterns: Sequence[str]) -> Any:
-    """One automaton for all. It tells nothing where it has too little memory to run, so it is asked once for a probe."""
+    """One automaton for all. With too little memory to run it finds nothing, so it is asked for a probe once."""
     options = re2.Options()
     options.log_errors, options.max_mem = False, _SET_MEMORY
     found = re2.Set.SearchSet(options)
@@ -184,9 +173,9 @@ def _set_of(patterns: Sequence[str]) -> Any:
     try:
         found.Compile()
     except re2.error:
-        raise ValueError("the patterns are too large together") from None
+        raise ValueError("the patterns together are too large for RE2") from None
     if len(patterns) not in (found.Match(_PROBE.encode()) or ()):
-        raise ValueError("the patterns are too large together")
+        raise ValueError("the patterns together are too large for RE2")
     return found
 
 

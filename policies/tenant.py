@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from policies import limits
-from policies.document import GrantDoc, KeyDoc, PlanDoc, ResidencyDoc, TenantDoc
+from policies.document import GrantDoc, HoldBackDoc, KeyDoc, PlanDoc, ResidencyDoc, TenantDoc
 from policies.guards import Guards, compile_guards
 from policies.residency import Residency, Rules
+from policies.watching import Hold
 from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits, Redaction
 
 __all__ = ["ALWAYS", "Grant", "KeyRule", "Period", "Tenant", "compile_tenant", "covering"]
@@ -138,8 +139,12 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
         loras=frozenset(doc.loras),
         keys={key: _key(rule) for key, rule in doc.keys.items()} or None,
         aliases={} if plan is None else plan.aliases,
-        guards=compile_guards(doc.guards),
+        guards=compile_guards(doc.guards, _hold(doc.hold_back)),
     )
+
+
+def _hold(doc: HoldBackDoc | None) -> Hold | None:
+    return None if doc is None else Hold(doc.nbytes, round(doc.within * 1e9))
 
 
 def _period(begins: float | None, ends: float | None) -> Period:

@@ -7,7 +7,17 @@ from policies.document.fields import DATA_CLASS_LENGTH, MODEL_NAME_LENGTH, Name,
 from policies.document.models import KvDoc, ModelDoc, ModelsDoc
 from policies.document.places import BundleDoc, ChangeDoc, DataClassDoc, RegionDoc
 from policies.document.plans import LimitsDoc, NarrowDoc, PlanDoc, PlansDoc, RequestsDoc
-from policies.document.tenants import AuditDoc, ClassDoc, GrantDoc, GuardDoc, KeyDoc, RedactDoc, ResidencyDoc, TenantDoc
+from policies.document.tenants import (
+    AuditDoc,
+    ClassDoc,
+    GrantDoc,
+    GuardDoc,
+    HoldBackDoc,
+    KeyDoc,
+    RedactDoc,
+    ResidencyDoc,
+    TenantDoc,
+)
 
 __all__ = [
     "DATA_CLASS_LENGTH",
@@ -22,6 +32,7 @@ __all__ = [
     "DataClassDoc",
     "GrantDoc",
     "GuardDoc",
+    "HoldBackDoc",
     "KeyDoc",
     "KvDoc",
     "LimitsDoc",

@@ -10,9 +10,22 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from policies.document.fields import DataClass, Dated, Doc, LoraName, ModelPattern, Name, TenantName, as_list
 from policies.document.plans import LimitsDoc
+from policies.units import Duration
 
-__all__ = ["AuditDoc", "ClassDoc", "GrantDoc", "GuardDoc", "KeyDoc", "RedactDoc", "ResidencyDoc", "TenantDoc"]
+__all__ = [
+    "AuditDoc",
+    "ClassDoc",
+    "GrantDoc",
+    "GuardDoc",
+    "HoldBackDoc",
+    "KeyDoc",
+    "RedactDoc",
+    "ResidencyDoc",
+    "TenantDoc",
+]
 
+HOLD_BYTES: Final = 16_384
+HOLD_SECONDS: Final = 10.0
 _RETENTION: Final = re.compile(r"([1-9][0-9]{0,4})d")
 
 
@@ -143,6 +156,7 @@ class GuardDoc(Doc):
     on: Literal["prompt", "output"]
     classes: tuple[str, ...] = Field((), max_length=16)
     patterns: tuple[str, ...] = Field((), max_length=64)
+    hold_back: HoldBackDoc | None = None
     longer_than: Annotated[int, Field(gt=0, strict=True)] | None = None  # characters
     then: Literal["deny", "flag"]
     shadow: Annotated[bool, Field(strict=True)] = False
@@ -159,6 +173,23 @@ class GuardDoc(Doc):
             faults += [rule_fault(self.id, pattern, ()) for pattern in self.patterns]
             for fault in filter(None, faults):
                 raise ValueError(fault)
+        return self
+
+
+class HoldBackDoc(Doc):
+    """How far a stream stays behind the model, where a guard on outputs denies.
+
+    ``bytes``: of a forbidden text no longer than that, nothing is sent (half as much again may be held). ``within``:
+    no token waits longer, so a slower stream may have been sent the beginning of such a text when its end is found.
+    """
+
+    nbytes: Annotated[int, Field(alias="bytes", strict=True, gt=0, le=HOLD_BYTES)]
+    within: Duration
+
+    @model_validator(mode="after")
+    def _soon(self) -> Self:
+        if not 0 < self.within <= HOLD_SECONDS:
+            raise ValueError(f"within should be more than nothing and at most {HOLD_SECONDS:g}s: readers wait for it")
         return self
 
 
@@ -192,3 +223,4 @@ class TenantDoc(Dated):
     residency: ResidencyDoc
     audit: AuditDoc
     guards: Annotated[tuple[GuardDoc, ...], AfterValidator(_ids_once)] = Field((), max_length=64)
+    hold_back: HoldBackDoc | None = None

@@ -20,6 +20,7 @@ from sidecar.core.model import (
     Demand,
     Denial,
     Disposition,
+    Finding,
     Head,
     Instant,
     MalformedRequest,
@@ -225,7 +226,7 @@ class Governor:
         except BaseException:  # a bug of ours: the call crashes, but what it holds must not stay held
             self._give_back(admission, at)
             raise
-        recorded = Recorded(admission, at)
+        recorded = Recorded(admission, at, enforce=self._mode is Mode.ENFORCE)
         if denial is not None:
             recorded.in_journal = False
             self._ports.instruments.unrecorded(denial)
@@ -295,17 +296,32 @@ class Governor:
                 spent = self._ports.quotas.grow(admission.reservation, tokens, at, exact=exact)
         if behind:
             self._catch_up(recorded, at)
-        forbidden = None
-        if recorded.watch is not None and facts.texts:
-            forbidden = self._watched(recorded, facts)
+        denied = None
+        if recorded.watch is not None:
+            denied = self._watched(recorded, recorded.watch.feed(facts.texts)) if facts.texts else None
+            denied = denied or (self.finish(recorded) if facts.final else None)
         if self._mode is Mode.OBSERVE:
             return facts
-        return recorded.lost or forbidden or spent or facts
+        return recorded.lost or denied or spent or facts
 
-    def _watched(self, recorded: Recorded, facts: ResponseFacts) -> Denial | None:
-        """What guards find in the output so far; a Denial cuts it off before this piece of it is sent."""
-        assert recorded.watch is not None
-        found = recorded.watch.feed(facts.texts)
+    def due(self, recorded: Recorded, at: Instant) -> list[bytes] | Denial:
+        """The held messages that may wait no longer, or must not; a Denial cuts the call off instead."""
+        held, watch = recorded.holdback, recorded.watch
+        assert held is not None
+        assert watch is not None
+        denied = self._watched(recorded, watch.look())
+        if denied is None and held.overdue_in_doubt(at.mono_ns):
+            denied = self._watched(recorded, watch.decide())
+        return denied or [*held.cleared(), *held.aged(at.mono_ns)]
+
+    def finish(self, recorded: Recorded) -> Denial | None:
+        """The output has ended, however it did; a Denial: what is held of it must not be sent."""
+        return None if recorded.watch is None else self._watched(recorded, recorded.watch.finish())
+
+    def _watched(self, recorded: Recorded, found: tuple[Finding, ...]) -> Denial | None:
+        """What guards found in the output; a Denial cuts it off before what they found it in is sent."""
+        if not found:
+            return None
         if self._mode is Mode.OBSERVE:
             found = tuple(map(unenforced, found))
         recorded.findings += found
@@ -347,6 +363,7 @@ class Governor:
         it, could not be journaled: the client must not be told that the call completed. Such an outcome is journaled by
         a later ``sweep``, as the client was told it.
         """
+        self.finish(recorded)  # what guards only tell of an output that was broken off stands in its record too
         with recorded.in_order:
             with self._lock:
                 if recorded.settled:

@@ -1,4 +1,4 @@
-"""Messages of one call that its guards' word must come before: kept in order, until it has come or may not be waited for."""
+"""Messages of one call that wait for its guards' word: in order, until it has come or may be waited for no longer."""
 
 from __future__ import annotations
 
@@ -61,10 +61,13 @@ class HoldBack:
 
     def overdue_in_doubt(self, at_ns: int) -> bool:
         """Whether one may not wait longer of which the watch is still in doubt."""
-        if not self._queue:
-            return False
-        _, mark, since_ns = self._queue[0]
-        return since_ns + self._watch.within_ns <= at_ns and not _within(mark, self._watch.doubted())
+        doubted = self._watch.doubted()
+        for _, mark, since_ns in self._queue:
+            if since_ns + self._watch.within_ns > at_ns:
+                return False
+            if not _within(mark, doubted):
+                return True
+        return False
 
 
 def _within(mark: Mark, upto: Mark) -> bool:

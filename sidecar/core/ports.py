@@ -113,10 +113,47 @@ class Reader(Protocol):
 
 
 class Watch(Protocol):
-    """Follows one call's output."""
+    """Follows one call's output: what is found in it, and up to where it may be sent. Bounded memory.
+
+    Places are in bytes, one for each of the output's sequences (n, beams) so far.
+    """
+
+    @property
+    def holds(self) -> bool:
+        """Whether messages may have to wait; else all that was fed may be sent."""
+        ...
+
+    @property
+    def within_ns(self) -> int:
+        """How long a message may wait, at most."""
+        ...
 
     def feed(self, texts: Sequence[bytes]) -> tuple[Finding, ...]:
-        """What is found now that ``texts`` follow all before them."""
+        """What is found now that ``texts``, one a sequence, follow all before them."""
+        ...
+
+    def look(self) -> tuple[Finding, ...]:
+        """What is found in all that was fed; ``feed`` may leave some of it for later."""
+        ...
+
+    def decide(self) -> tuple[Finding, ...]:
+        """What counts as found because it can be waited for no longer what follows."""
+        ...
+
+    def finish(self) -> tuple[Finding, ...]:
+        """What is found now that nothing follows."""
+        ...
+
+    def heard(self) -> tuple[int, ...]:
+        """All that was fed."""
+        ...
+
+    def cleared(self) -> tuple[int, ...]:
+        """What may be sent."""
+        ...
+
+    def doubted(self) -> tuple[int, ...]:
+        """What comes before anything in doubt."""
         ...
 
 
@@ -125,8 +162,8 @@ class Guards(Protocol):
 
     def prompt(self, facts: InferenceFacts) -> tuple[Finding, ...]: ...
 
-    def watch(self) -> Watch | None:
-        """For one call's output; None: nothing looks at it."""
+    def watch(self, *, enforce: bool = True) -> Watch | None:
+        """For one call's output; None: nothing looks at it. Without ``enforce`` it holds nothing."""
         ...
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from sidecar.core.holdback import HoldBack
 from sidecar.core.model import NO_FACTS, Admission, Denial, Finding, Forward, Instant, ResponseFacts, Usage, replace
 
 __all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "Output", "Recorded"]
@@ -48,6 +49,7 @@ class Recorded:
         "admission",
         "delivered_bytes",
         "findings",
+        "holdback",
         "in_journal",
         "in_order",
         "lost",
@@ -55,7 +57,7 @@ class Recorded:
         "watch",
     )
 
-    def __init__(self, admission: Admission, at: Instant) -> None:
+    def __init__(self, admission: Admission, at: Instant, *, enforce: bool = True) -> None:
         self.admission = admission
         self.settled = False
         self.in_journal = True  # its admission; mode observe forwards a call without
@@ -64,7 +66,9 @@ class Recorded:
         # what it took would stand behind what came after it (or behind the outcome), where nobody joins it any more.
         self.in_order = threading.Lock()
         guards = admission.verdict.guards
-        self.watch = None if guards is None else guards.watch()
+        self.watch = None if guards is None else guards.watch(enforce=enforce)
+        # Messages that wait for the guards' word, where any may have to.
+        self.holdback = None if self.watch is None or not self.watch.holds else HoldBack(self.watch)
         self.findings: tuple[Finding, ...] = ()  # of the guards on outputs
         self.lost: Denial | None = None  # why output that was taken could not be journaled
         self._digest = hashlib.sha256()

@@ -8,6 +8,7 @@ from typing import Final, assert_never
 from msgspec import Struct
 
 from sidecar.core.governor import Mode, Recorded, Refused
+from sidecar.core.holdback import HoldBack
 from sidecar.core.model import Action, Call, Denial, Forward, Outcome, OutcomeKind, ResponseFacts, Secret
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render
@@ -90,6 +91,25 @@ class Exchange:
         if isinstance(facts, ResponseFacts) and facts.error is not None:
             self.error = facts.error
         return facts
+
+    # --- what guards hold back ---------------------------------------------------------------------------------------
+
+    @property
+    def holdback(self) -> HoldBack | None:
+        """Where its messages wait for the guards' word; None: they needn't."""
+        return None if self.recorded is None else self.recorded.holdback
+
+    def due(self) -> list[bytes] | Denial:
+        """The held messages to send now that time has passed; a Denial ends the call."""
+        assert self.recorded is not None
+        return self._services.governor.due(self.recorded, self._services.now())
+
+    def flushed(self) -> list[bytes]:
+        """What is held, now that no output follows; nothing, where guards find in it what they deny."""
+        if self.recorded is None or self.recorded.holdback is None:
+            return []
+        denial = self._services.governor.finish(self.recorded)
+        return [] if denial is not None else self.recorded.holdback.all()
 
     def shown(self, facts: ResponseFacts) -> bytes:
         """A response as the client is sent it, without what it may not read in an in-band error."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from sidecar.core.model import Denial, Forward, MalformedRequest, replace
+from sidecar.core.model import Denial, Forward, MalformedRequest, ResponseFacts, replace
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import CANCELLED, EXPIRED, RpcContext, Services
 from sidecar.transports.exchange import BEHIND, BLOCKED, CRASHED, NO_BUFFER, Exchange, UpstreamEnd
 from sidecar.transports.grpc_frames import UnsupportedEncoding
+from sidecar.transports.holding import Holding
 from sidecar.transports.ordering import Place
 from sidecar.transports.outbox import ClientGone, Outbox, Send
 from sidecar.transports.sequences import Seat, Sequences
@@ -34,6 +35,12 @@ class _Part:
     place: Place | None
     seat: Seat | None
     decoupled: bool
+    holding: Holding | None  # where its guards deny something of outputs
+
+    def flush(self) -> None:
+        """No output follows. What could not be queued has ended the stream by then."""
+        if self.holding is not None:
+            self.holding.flush()
 
 
 class StreamRelay:
@@ -173,15 +180,26 @@ class StreamRelay:
             return self._refuse(exchange, opened)
         opened = self._known(exchange, opened)
         # Both in the order of arrival, before anything is waited for.
-        part = _Part(
-            self._outbox.join() if opened.ordered else None,
-            self._sequences.join(opened) if opened.sequence is not None else None,
-            opened.decoupled,
-        )
+        place = self._outbox.join() if opened.ordered else None
+        seat = self._sequences.join(opened) if opened.sequence is not None else None
+        part = _Part(place, seat, opened.decoupled, self._holding(exchange, place))
         task = asyncio.create_task(self._call(exchange, opened, part), name=exchange.call.id)
         self._calls[task] = exchange
         task.add_done_callback(self._over)
         return None
+
+    def _holding(self, exchange: Exchange, place: Place | None) -> Holding | None:
+        if exchange.holdback is None:
+            return None
+
+        def cut(denial: Denial) -> None:
+            self._outbox_put(render.in_band(exchange.failed(denial), exchange.request_id), place)
+            next(task for task, each in self._calls.items() if each is exchange).cancel()
+
+        return Holding(
+            self._services, exchange, exchange.holdback, self._held,
+            put=lambda message: self._outbox_put(message, place), cut=cut,
+        )  # fmt: skip
 
     def _known(self, exchange: Exchange, forward: Forward) -> Forward:
         """With the kind of the model that answers, as Triton told it, where the reader has not said so already."""
@@ -234,6 +252,8 @@ class StreamRelay:
             if exchange.unsettled:
                 self._tell(exchange, exchange.failed(CRASHED), part)
         finally:
+            if part.holding is not None:
+                part.holding.close()
             if part.place is not None:
                 self._outbox.leave(part.place)
             if call is not None:
@@ -275,8 +295,12 @@ class StreamRelay:
         """
         facts = exchange.deliver(item)
         if isinstance(facts, Denial):
+            if facts.reason is Reason.RATE_TOKENS:  # what came before was paid for
+                part.flush()
             self._tell(exchange, exchange.failed(facts), part)
             return False
+        if facts.final or facts.error is not None:
+            part.flush()
         if facts.error is not None and facts.model and self._context.ends_on_error:  # without a model: never issued
             self._stop(exchange.erred(facts.error))
             return False
@@ -290,15 +314,24 @@ class StreamRelay:
             unasked = facts.empty and facts.error is None and not exchange.wants_empty_final
             if unasked and part.place is None and (part.decoupled or not first):
                 return True
-        full = self._put(exchange.shown(facts), part)
-        if full is not None and exchange.unsettled:
-            exchange.failed(full)
+        full = self._pass(exchange, facts, part)
         if facts.final and part.place is not None:
             self._outbox.leave(part.place)  # those behind it need not wait until its stream is drained
         return full is None  # there is no backpressure: what Triton still sends would pile up
 
+    def _pass(self, exchange: Exchange, facts: ResponseFacts, part: _Part) -> Denial | None:
+        """On to the client, or to where it waits for its guards' word. A Denial has ended the call and the stream."""
+        shown = exchange.shown(facts)
+        full = self._put(shown, part) if facts.final or part.holding is None else part.holding.take(shown)
+        if full is not None:
+            self._outbox.fail(full)
+            if exchange.unsettled:
+                exchange.failed(full)
+        return full
+
     async def _upstream_ended(self, exchange: Exchange, end: UpstreamEnd, part: _Part) -> None:
         """The upstream stream ended without a final response: well (nothing to say) or not (told in-band)."""
+        part.flush()
         status = exchange.ended(end)
         unsafe = await durable(self._services, exchange)
         if unsafe is not None:
@@ -318,7 +351,10 @@ class StreamRelay:
         self._put(render.in_band(denial, exchange.request_id), part)
 
     def _put(self, data: bytes, part: _Part) -> Denial | None:
-        full = self._outbox.put(data, part.place)
+        return self._outbox_put(data, part.place)
+
+    def _outbox_put(self, data: bytes, place: Place | None) -> Denial | None:
+        full = self._outbox.put(data, place)
         if full is not None:
             self._outbox.fail(full)
         return full

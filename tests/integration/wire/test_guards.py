@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,11 @@ GUARDS = [
     {"id": "noted", "on": "output", "patterns": ["word1 word2"], "then": "flag"},
 ]
 
+HELD = [
+    {"id": "not-that", "on": "output", "patterns": ["word40 word41"], "then": "deny"},
+    {"id": "no-doubt", "on": "output", "patterns": ["word7 $"], "then": "deny"},
+]
+
 
 @pytest.fixture(scope="module")
 def guarded(
@@ -34,7 +40,10 @@ def guarded(
     directory = tmp_path_factory.mktemp(f"guarded-{wire}")
     bundle: Path = write_bundle(directory / "policy")
     acme = bundle / "tenants" / "acme.yaml"
-    acme.write_text(json.dumps({**YAML(typ="safe").load(acme), "guards": GUARDS}))
+    rules = YAML(typ="safe").load(acme)
+    acme.write_text(json.dumps({**rules, "guards": GUARDS}))
+    two = {**rules, "tenant": "two", "guards": HELD, "hold_back": {"bytes": 64, "within": "2s"}}
+    (bundle / "tenants" / "two.yaml").write_text(json.dumps(two))
     parts = Parts(otlp, triton.running.addresses, postgres.create_database())
     sidecar = launch(directory / "sidecar", wire, parts, bundle)
     yield sidecar
@@ -79,7 +88,63 @@ def test_an_output_is_cut_before_the_forbidden_texts_last_chunk(guarded: Sidecar
     assert responses[-1].error_message.startswith("[POLICY_FORBIDS]")
     record = guarded.record(f"{call_id}/1")
     assert (record["outcome"], record["reason"]) == ("failed", "POLICY_FORBIDS")
-    assert [each["guard"] for each in record["findings"]] == ["noted", "not-that"]
+    assert {each["guard"] for each in record["findings"]} == {"noted", "not-that"}
     assert "word5" in record["output"], "the record tells what was withheld, too"
     assert guarded.metric("warden_guard_findings_total", on="output", enforced="deny") == before + 1
+    guarded.settles()
+
+
+def test_of_a_forbidden_text_that_is_held_back_nothing_is_sent(guarded: Sidecar) -> None:
+    with guarded.bare() as bare:
+        stream = bare.stream([slow(200, prompt=b"go", id="cut")], guarded.headers("two"))
+        responses = list(stream)
+        call_id = stream.answer().call_id
+    told = [said(each) for each in responses if not each.error_message]
+    assert 20 < len(told) <= 40, "what is farther ahead than the hold was sent, and nothing of the forbidden text"
+    assert told == [f"word{n} " for n in range(len(told))]
+    assert responses[-1].error_message.startswith("[POLICY_FORBIDS]")
+    record = guarded.record(f"{call_id}/1")
+    assert (record["outcome"], record["reason"]) == ("failed", "POLICY_FORBIDS")
+    assert record["findings"] == [{"guard": "not-that", "on": "output", "verdict": "deny", "enforced": "deny"}]
+    guarded.settles()
+
+
+def test_what_is_held_back_is_sent_in_order_and_whole(guarded: Sidecar) -> None:
+    with guarded.bare() as bare:
+        stream = bare.stream([slow(30, prompt=b"go", id="all")], guarded.headers("two"))
+        told = [said(each) for each in stream if not each.error_message]
+        call_id = stream.answer().call_id
+    assert told[:30] == [f"word{n} " for n in range(30)]
+    assert guarded.record(f"{call_id}/1")["outcome"] == "completed"
+    guarded.settles()
+
+
+def test_a_slow_token_is_held_no_longer_than_was_said(guarded: Sidecar) -> None:
+    """The model pauses for longer than ``within``: what it said before is sent meanwhile, not with what comes next."""
+    with guarded.bare() as bare:
+        stream = bare.stream([slow(2, delay_ms=5000, prompt=b"go", id="slow")], guarded.headers("two"))
+        began = time.monotonic()
+        first = next(iter(stream))
+        waited = time.monotonic() - began
+        assert said(first) == "word0 "
+        rest = [said(each) for each in stream]
+    assert waited < 9, "its neighbour came after 10 s"
+    assert rest[0] == "word1 "
+    guarded.settles()
+
+
+def test_an_output_that_ends_with_what_is_forbidden_is_cut_at_its_end(guarded: Sidecar) -> None:
+    with guarded.bare() as bare:
+        stream = bare.stream([slow(8, prompt=b"go", id="end")], guarded.headers("two"))
+        responses = list(stream)
+        call_id = stream.answer().call_id
+    assert responses[-1].error_message.startswith("[POLICY_FORBIDS]")
+    assert "word7 " not in [said(each) for each in responses if not each.error_message]
+    assert [each["guard"] for each in guarded.record(f"{call_id}/1")["findings"]] == ["no-doubt"]
+    guarded.settles()
+
+
+def test_a_client_that_leaves_takes_nothing_of_what_is_held(guarded: Sidecar) -> None:
+    with guarded.bare() as bare:
+        assert said(next(iter(bare.stream([slow(20, delay_ms=500, prompt=b"go")], guarded.headers("two"))))) == "word0 "
     guarded.settles()

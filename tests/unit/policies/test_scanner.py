@@ -1,0 +1,138 @@
+"""policies.scanner: a text told in pieces is searched as the whole is."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from audit import identifiers
+from audit.likely import LIKELY
+from policies.scanner import CONTEXT, Scanner, scanner
+from policies.watching import Hold, Lens, Watch
+from sidecar.core.holdback import HoldBack
+from sidecar.core.model import Finding
+
+PATTERNS = (
+    r"(?i)project\s+x",
+    r"\bass\b",
+    r"^start",
+    r"end$",
+    r"gehütet",
+    r"[^a]b{2,4}\B",
+    r"a.c",
+    r"(?m)^line$",
+    r"secret.*",
+    r"\pL{3}9",
+)
+PLANTED = (
+    "4111 1111 1111 1111", "4111111111111111", "378282246310005", "DE89 3704 0044 0532 0130 00",
+    "GB82WEST12345698765432",
+    "bob@example.com", "a.b+c@sub.example.co.uk", "+49 30 901820", "+1 (202) 555-0143", "10.0.0.1", "fe80::1",
+    "2001:db8::8a2e:370:7334", "536-90-4399", "SSN 536904399", "12345678Z", "BSN 111222333", "RSSMRA85T10A562S",
+    "4111-1111-1111-1111", "\u0664\u0661\u0661\u0661 1111 1111 1111", "Project  X", "ass", "assume", "start", "end",
+    "line", "gehütet", "xbbb", "abc", "secret", "äöü9", "1", "12", " ", "-", ".", "/", ":", "\n", "line\n", "\u00a0",
+    "\u3000", "，", "ß", "語", "😀", "word ", "x", "é", "@", "+", "a::b",
+)  # fmt: skip
+CLASSES = identifiers.CLASSES
+TOOL = Scanner(PATTERNS, CLASSES)
+
+texts = st.lists(st.sampled_from(PLANTED), min_size=1, max_size=24).map("".join)
+raw = st.one_of(texts.map(str.encode), st.lists(st.one_of(texts.map(str.encode), st.binary(max_size=6))).map(b"".join))
+
+
+def whole(data: bytes, tool: Scanner = TOOL) -> set[int]:
+    return set(tool.look(data, 0, {}, first=True, last=True).certain)
+
+
+def chunked(data: bytes, cuts: list[int], hold: Hold | None, tool: Scanner = TOOL) -> set[int]:
+    """What a watch that holds back finds in ``data``, cut at ``cuts``."""
+    found: set[int] = set()
+
+    def judge(_length: int, numbers: frozenset[int]) -> tuple[Finding, ...]:
+        found.update(numbers)
+        return ()
+
+    watch = Watch(Lens(tool, judge, counts=False), None, hold)
+    places = [0, *sorted({min(cut, len(data)) for cut in cuts}), len(data)]
+    for begin, end in pairwise(places):
+        watch.feed([data[begin:end]])
+    watch.finish()
+    return found
+
+
+@settings(max_examples=600, deadline=None)
+@given(raw, st.lists(st.integers(0, 400), max_size=60), st.sampled_from([None, Hold(1, 1), Hold(24, 1), Hold(300, 1)]))
+def test_pieces_and_the_whole_are_found_the_same(data: bytes, cuts: list[int], hold: Hold | None) -> None:
+    """For any text and any cuts, a watch finds in the pieces exactly what one look finds in the whole."""
+    data = data[: CONTEXT - 64]
+    assert chunked(data, cuts, hold) == whole(data)
+
+
+def test_a_long_text_is_found_the_same_however_it_is_cut() -> None:
+    """As above, over many times the context: each planted thing somewhere, all cuts of one length."""
+    chance = random.Random(5)
+    filler = ["lorem ipsum dolor ", "sit amet, 12 of 34; ", "äöü ß 語 ", "a-b 1-2-3 "]
+    for planted in (*CLASSES, None):
+        kind = [text for text in PLANTED if planted and any(identifiers.find(identifiers.plain(text), planted))]
+        parts = [chance.choice(filler) for _ in range(400)]
+        parts.insert(250, f" {chance.choice(kind)} " if kind else " ass ")
+        data = "".join(parts).encode()
+        expected = whole(data)
+        assert expected
+        for size in (1, 3, 16, 250, 5000):
+            assert chunked(data, list(range(0, len(data), size)), None) == expected, (planted, size)
+
+
+@settings(max_examples=300, deadline=None)
+@given(texts)
+def test_no_identifier_is_without_its_likely_shape(text: str) -> None:
+    """Where ``identifiers.find`` finds a class, the quick look at bytes finds its shape."""
+    quick = {kind: Scanner([shape.shape], []) for kind, shape in LIKELY.items()}
+    for kind in CLASSES:
+        if next(identifiers.find(identifiers.plain(text), kind), None) is not None:
+            assert whole(text.encode(), quick[kind]), kind
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(["ab ", "語", "se", "cret", "sec", "ret", "x" * 30, " "]), max_size=60), st.integers(1, 40)
+)
+def test_no_byte_of_a_short_forbidden_text_is_let_out(pieces: list[str], nbytes: int) -> None:
+    """Of a match no longer than what is held, no byte is in a message that was let out before it was found."""
+    watch = Watch(
+        Lens(scanner(("secret",), ()), lambda _n, found: _told(found), counts=False), None, Hold(max(6, nbytes), 1)
+    )
+    held, out, found = HoldBack(watch), "", False
+    for piece in pieces:
+        found = found or bool(watch.feed([piece.encode()]))
+        if found:
+            break
+        held.put(piece.encode(), 0)
+        out += b"".join(held.cleared()).decode()
+    at = "".join(pieces).find("secret")
+    assert at < 0 or len(out) <= at
+    if at < 0:
+        assert not watch.finish()
+        out += b"".join(held.all()).decode()
+        assert out == "".join(pieces)
+
+
+def _told(found: frozenset[int]) -> tuple[Finding, ...]:
+    return (Finding("word", "output", "deny", "deny"),) if found else ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "most"),
+    [("secret", 28), (r"x{,5}", 24), (r"\pL{3}", CONTEXT), (".*", CONTEXT), (r"a\z", CONTEXT), ("a{1,100}", 404)],
+)
+def test_how_much_of_what_came_before_a_pattern_needs(pattern: str, most: int) -> None:
+    assert Scanner([pattern], [])._width == most
+
+
+def test_patterns_that_are_too_large_together_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the patterns together are \d+ instructions of RE2's, at most 200000"):
+        Scanner([rf"\pL{{9}}{n}" for n in range(20)], [])
