@@ -49,7 +49,7 @@ __all__ = [
     "write_shipped",
 ]
 
-
+HELD_MAX: Final = 65_536  # calls that hold something after their end; more are forgotten by the next recovery
 _MENDED_MOST: Final = 100  # faults put right that nobody has been told of; the oldest go first
 
 
@@ -78,6 +78,10 @@ class Journal:
         self._next = recovery.next_sequence
         self._commit = GroupCommit(directory, files, self._lock, synced=self._next - 1)
         self._open: dict[str, int] = {call.call_id: call.sequence for call in recovery.open_calls}
+        # Closed, but holding something at Triton until (wall ns): the next recovery must find both of their entries.
+        self._held: dict[str, tuple[int, int]] = {
+            each.call_id: (each.sequence, each.holds_until_ns) for each in recovery.past if each.holds_until_ns
+        }
         self._fault: JournalFault | None = None
         self._starved = False  # the last write met a full disk
         self._stalled: JournalFault | None = None  # passes when the sync that hangs has ended
@@ -112,7 +116,7 @@ class Journal:
         if isinstance(lock, JournalFault):
             return lock
         try:
-            recovery = recover(files, directory, root, read_shipped(directory))
+            recovery = recover(files, directory, root, read_shipped(directory), wall_ns())
             if isinstance(recovery, JournalFault):
                 os.close(lock)
                 return recovery
@@ -175,11 +179,14 @@ class Journal:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def append(self, entry: bytes, *, opens: str = "", closes: str = "", reserve: bool = False) -> int | JournalFault:
+    def append(
+        self, entry: bytes, *, opens: str = "", closes: str = "", reserve: bool = False, until_ns: int = 0
+    ) -> int | JournalFault:
         """Write one entry; its sequence, or why nothing was written.
 
         ``opens`` and ``closes`` name the call whose first or last entry it is: a segment stays while a call in it is
-        open. ``reserve``: an entry of a call that was admitted, which may use the last of the space.
+        open. ``reserve``: an entry of a call that was admitted, which may use the last of the space. ``until_ns``: the
+        call that is closed holds something at Triton until then (wall clock).
         """
         if len(entry) > MAX_ENTRY_BYTES:
             return JournalFault(FaultKind.TOO_LARGE, f"an entry of {len(entry)} bytes is over {MAX_ENTRY_BYTES}")
@@ -205,7 +212,9 @@ class Journal:
             if opens:
                 self._open[opens] = sequence
             if closes:
-                self._open.pop(closes, None)
+                begun = self._open.pop(closes, None)
+                if until_ns and begun is not None and len(self._held) < HELD_MAX:
+                    self._held[closes] = begun, until_ns
             return sequence
 
     def _refusal(self, *, reserve: bool) -> JournalFault | None:
@@ -255,13 +264,20 @@ class Journal:
                 self._random,
                 created_ns=self._wall_ns(),
                 first=self._next,
-                open_from=next(iter(self._open.values()), self._next),
+                open_from=self._open_from(),
             )
             self._segment = begin(self._files, path, head, opened)
         except OSError as cause:
             return self._refuse(path, cause)
         self._headroom -= len(head)
         return self._segment
+
+    def _open_from(self) -> int:
+        """The lowest sequence that the next recovery has to read: of an open call, or one that holds something yet."""
+        now_ns = self._wall_ns()
+        self._held = {call: held for call, held in self._held.items() if held[1] > now_ns}
+        lowest = next(iter(self._open.values()), self._next)
+        return min([lowest, *(begun for begun, _ in self._held.values())])
 
     def _retire(self, segment: LiveSegment) -> None:
         """Under the lock. Raises OSError where an empty segment can't be removed, or no descriptor is left."""

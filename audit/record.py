@@ -92,6 +92,7 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     would_rule: str = ""  # that did not enforce ``would_refuse``
     findings: tuple[Finding, ...] = ()  # of the guards on prompts
     searchable: bool = False  # whether its words may be indexed
+    reserved: tuple[int, int, int] = (0, 0, 0)  # tokens, KV-cache bytes, tensor bytes
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):
@@ -144,6 +145,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     model_digest: str = ""  # of that version's directory; "": not known
     quoted: Content = Content()  # Triton's words that the client was not told; the bytes at level ``full`` only
     findings: tuple[Finding, ...] = ()  # of the guards on outputs
+    holds_until_ns: int = 0  # Triton may be working on it until then, and it holds what it held; 0: it has ended there
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag="event"):

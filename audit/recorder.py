@@ -20,6 +20,7 @@ from sidecar.core.model import (
     AuditLevel,
     AuditRule,
     Call,
+    Demand,
     Denial,
     Durability,
     Finding,
@@ -51,6 +52,7 @@ PARTS: Final = 1024  # of one content; each costs up to 5 bytes more than its te
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 _NOTHING: Final = Content()
+_NO_DEMAND: Final = Demand()
 _NOBODY: Final = Principal(tenant="", name="", kind="observed")
 _RETRY_S: Final = 1.0  # a full disk or a restart passes in seconds, not sooner
 ABORTED_WORDS: Final = (
@@ -101,6 +103,7 @@ class JournalRecorder:
             may_trace=admission.verdict.may_trace,
             verdict=admission.verdict,
             resident=not _elsewhere(admission.would_refuse),
+            demand=admission.reservation.demand,
         )
         return self._write(record.Admitted(facts), opens=facts.call_id)
 
@@ -161,8 +164,9 @@ class JournalRecorder:
             model_digest=self._answered_by(recorded, usage.model_version),
             quoted=self._quoted(outcome.quoted, recorded.admission.verdict.audit.level),
             findings=recorded.findings,
+            holds_until_ns=at.wall_ns + recorded.holds_ns if recorded.holds_ns else 0,
         )
-        return self._write(entry, closes=call_id, reserve=True)
+        return self._write(entry, closes=call_id, reserve=True, until_ns=entry.holds_until_ns)
 
     def _answered_by(self, recorded: Recorded, version: str) -> str:
         """Computed, else as models.yaml states it; "" where no version answered, or nothing is known of it."""
@@ -194,11 +198,15 @@ class JournalRecorder:
         """Journal what belongs in the log and is no call: bundle loads, recoveries, drain."""
         return self._write(Event(self._new_id(), self._now().wall_ns, kind, actor, dict(detail)), reserve=True)
 
-    def recovered(self) -> Denial | None:
-        """Give each call that a crash cut off its ``aborted`` outcome, and say what recovery found; once, at start."""
+    def recovered(self, holds_ns: Callable[[str], int] = lambda _model: 0) -> Denial | None:
+        """Give each call that a crash cut off its ``aborted`` outcome, and say what recovery found; once, at start.
+
+        ``holds_ns``: how long from now on a model may still be working on such a call.
+        """
         recovery, at = self._journal.recovery, self._now()
         for call in recovery.open_calls:
-            denial = self._write(_aborted(call, at), closes=call.call_id, reserve=True)
+            until_ns = at.wall_ns + holds_ns(call.model)
+            denial = self._write(_aborted(call, at, until_ns), closes=call.call_id, reserve=True, until_ns=until_ns)
             if denial is not None:
                 return denial
         for fault in recovery.faults:
@@ -236,14 +244,16 @@ class JournalRecorder:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def _write(self, entry: Entry, *, opens: str = "", closes: str = "", reserve: bool = False) -> Denial | None:
+    def _write(
+        self, entry: Entry, *, opens: str = "", closes: str = "", reserve: bool = False, until_ns: int = 0
+    ) -> Denial | None:
         try:
             data = encode(entry)
             if len(data) > FACTS_BYTES and len(data) - _content_bytes(entry) > FACTS_BYTES:
                 data = encode(_bounded(entry))
         except (UnicodeEncodeError, OverflowError):
             data = encode(_bounded(entry))
-        written = self._append(data, opens=opens, closes=closes, reserve=reserve)
+        written = self._append(data, opens=opens, closes=closes, reserve=reserve, until_ns=until_ns)
         return None if isinstance(written, int) else _unavailable(written)
 
     def _kept(self, level: AuditLevel, least: AuditLevel) -> int | None:
@@ -287,7 +297,7 @@ def _unavailable(fault: JournalFault) -> Denial:
     return Denial(Reason.AUDIT_UNAVAILABLE, retry_after=retry, rule="journal", internal=f"{fault.kind}: {fault.detail}")
 
 
-def _aborted(call: OpenCall, at: Instant) -> Settled:
+def _aborted(call: OpenCall, at: Instant, until_ns: int) -> Settled:
     full = call.level == AuditLevel.FULL
     return Settled(
         call_id=call.call_id,
@@ -308,6 +318,7 @@ def _aborted(call: OpenCall, at: Instant) -> Settled:
         response_bytes=0,
         first_response_ns=None,
         duration_ns=max(call.last_ns - call.started_ns, 0),
+        holds_until_ns=until_ns,
     )
 
 
@@ -332,6 +343,7 @@ def _facts(
     may_trace: bool,
     verdict: Verdict | None,
     resident: bool = True,
+    demand: Demand = _NO_DEMAND,
 ) -> CallFacts:
     """``resident`` False: this is no place for the call's data, so it names nobody but the credential's holder."""
     trace = call.trace
@@ -380,6 +392,7 @@ def _facts(
         would_refuse.rule if would_refuse is not None else "",
         findings,
         audit.searchable,
+        (demand.tokens, demand.kv_bytes, demand.tensor_bytes),
     )
 
 

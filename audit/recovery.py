@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -28,9 +29,39 @@ from audit.segments import (
 )
 from sidecar.core.model import Secret
 
-__all__ = ["DAMAGE_MARK", "OpenCall", "Recovery", "recover"]
+__all__ = ["DAMAGE_MARK", "PAST_CALLS", "PAST_NS", "OpenCall", "PastCall", "Recovery", "recover"]
 
 DAMAGE_MARK: Final = ".damaged"  # beside a damaged segment; it is then never changed and never released
+
+
+# Of what calls took from their tenants' limits: no limit of time looks back further than an hour, hardly any further
+# than its minute. Bounded by what is quickly read, so that a start after a flood isn't slower than it need be.
+PAST_NS: Final = 3600 * 10**9
+PAST_CALLS: Final = 100_000
+_PAST_SEGMENTS: Final = 4  # the newest, by default 64 MiB each
+
+
+@dataclass(frozen=True, slots=True)
+class PastCall:
+    """What a call took from its tenant's limits. ``ended_ns`` None: a crash cut it off. Times are ns since the epoch.
+
+    ``holds_until_ns``: Triton may be working on it until then; 0: it isn't. ``reserved``: tokens, KV bytes, tensor
+    bytes.
+    """
+
+    call_id: str
+    sequence: int
+    tenant: str
+    key: str
+    model: str
+    decided_ns: int
+    prompt_tokens: int
+    reserved: tuple[int, int, int]
+    ended_ns: int | None = None
+    tokens: int = 0
+    responses: int = 0
+    duration_ns: int = 0
+    holds_until_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +73,7 @@ class OpenCall:
     started_ns: int
     last_ns: int  # when its last entry was written
     level: str
+    model: str
     prompt_tokens: int
     output_bytes: int
     output_sha256: bytes
@@ -49,13 +81,14 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What recovery found and did."""
+    """What recovery found and did. ``past``: the open calls and those that ended lately, in the order of admission."""
 
     next_sequence: int
     open_calls: tuple[OpenCall, ...] = ()
     faults: tuple[JournalFault, ...] = ()
     truncated_bytes: int = 0
     segments: int = 0
+    past: tuple[PastCall, ...] = ()
 
 
 @dataclass(slots=True)
@@ -74,17 +107,44 @@ class _Live:
             call.started_ns,
             self.last_ns,
             call.level,
+            call.model,
             call.prompt_tokens,
             self.nbytes,
             self.digest.digest(),
         )
 
+    def past(self, end: Settled | None = None) -> PastCall:
+        call = self.admitted.call
+        took = PastCall(
+            call.call_id,
+            self.sequence,
+            call.tenant,
+            call.key_id or call.principal,
+            call.model,
+            call.decided_ns,
+            call.prompt_tokens,
+            call.reserved,
+        )
+        if end is None:
+            return took
+        return replace(
+            took,
+            ended_ns=end.at_ns,
+            tokens=end.input_tokens + end.output_tokens,
+            responses=end.responses,
+            duration_ns=end.duration_ns,
+            holds_until_ns=end.holds_until_ns,
+        )
+
 
 class _Calls:
-    """The calls that are open after the entries so far."""
+    """The calls that are open after the entries so far, and those that ended since ``since_ns`` or hold something."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: int) -> None:
+        self._now_ns, self._since_ns = now_ns, now_ns - PAST_NS
         self.live: dict[str, _Live] = {}
+        self.ended: deque[PastCall] = deque(maxlen=PAST_CALLS)
+        self.held: deque[PastCall] = deque(maxlen=PAST_CALLS)
 
     def add(self, sequence: int, data: bytes) -> None:
         try:
@@ -102,31 +162,46 @@ class _Calls:
                         live.nbytes += len(text)
                         live.digest.update(text)
             case Settled():
-                self.live.pop(entry.call_id, None)
+                live = self.live.pop(entry.call_id, None)
+                if live is not None:
+                    self._keep(live, entry)
             case Refused() | Event():
                 return
             case _:
                 assert_never(entry)
 
+    def _keep(self, live: _Live, end: Settled) -> None:
+        if end.holds_until_ns > self._now_ns:
+            self.held.append(live.past(end))
+        elif end.at_ns >= self._since_ns:
+            self.ended.append(live.past(end))
+
+    def past(self) -> tuple[PastCall, ...]:
+        found = [*self.ended, *self.held, *(live.past() for live in self.live.values())]
+        return tuple(sorted(found, key=lambda each: each.sequence))
+
 
 class _Scan:
     """One recovery; the caller holds the journal's lock."""
 
-    def __init__(self, files: Files, directory: Path, root: Secret) -> None:
+    def __init__(self, files: Files, directory: Path, root: Secret, now_ns: int) -> None:
         self._files, self._directory, self._root = files, directory, root
+        self._now_ns = now_ns
         self.faults: list[JournalFault] = []
         self.truncated = 0
-        self.calls = _Calls()
+        self.calls = _Calls(now_ns)
         self.next: int | None = None
 
     def run(self) -> JournalFault | None:
         """Read from the segment where the oldest open call may have begun. A fault here means: don't open."""
         found = segments_in(self._directory)
-        start = self._start(found)
+        start, lately = self._start(found), self._lately(found)
         for place, (first, path) in enumerate(found):
             following = found[place + 1][0] if place + 1 < len(found) else None
-            if following is not None and following <= start:
-                continue  # ends before ``start``; its last sequence is the next one's business
+            past = following is not None and following <= start
+            if past and (first < lately or _put_aside_before(path)):
+                self.next = None  # its last sequence is the next segment's business
+                continue
             fault = self._segment(first, path, last=following is None)
             if fault is not None:
                 return fault
@@ -143,6 +218,15 @@ class _Scan:
             if header is not None:
                 return header[0].open_from
         return 0
+
+    def _lately(self, found: list[tuple[int, Path]]) -> int:
+        """The first sequence of the oldest segment that is read for what calls took lately."""
+        begins = found[-1][0] if found else 0
+        for first, path in reversed(found[-_PAST_SEGMENTS:]):
+            if path.stat().st_mtime_ns < self._now_ns - PAST_NS:
+                break
+            begins = first
+        return begins
 
     def _segment(self, first: int, path: Path, *, last: bool) -> JournalFault | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -215,6 +299,11 @@ class _Scan:
         mark.write_text("".join(f"{fault.detail}\n" for fault in damage), encoding="utf-8")
 
 
+def _put_aside_before(path: Path) -> bool:
+    """Whether an earlier recovery found damage in it, and told of it."""
+    return path.with_name(path.name + DAMAGE_MARK).exists()
+
+
 def _marked(descriptor: int) -> bool:
     """Whether anything that looks like a frame is in the file; bounded by a header's greatest length."""
     return b"\xf5WF\x01" in os.pread(descriptor, 256 * 1024, 0)
@@ -233,13 +322,13 @@ def _items(reader: FrameReader) -> Iterator[Frame | Lost | End]:
             return
 
 
-def recover(files: Files, directory: Path, root: Secret, shipped: int) -> Recovery | JournalFault:
+def recover(files: Files, directory: Path, root: Secret, shipped: int, now_ns: int) -> Recovery | JournalFault:
     """Make the journal whole: cut a torn tail, put damage aside, find the open calls. Raises OSError.
 
     The next sequence is past everything written here *and* everything shipped, so that no sequence is used twice
     even where the disk lost what the shipper had already read.
     """
-    scan = _Scan(files, directory, root)
+    scan = _Scan(files, directory, root, now_ns)
     fault = scan.run()
     if fault is not None:
         return fault
@@ -256,4 +345,5 @@ def recover(files: Files, directory: Path, root: Secret, shipped: int) -> Recove
     while segment_path(directory, following).exists():  # a damaged segment keeps its name
         following += 1
     calls = tuple(live.frozen() for live in scan.calls.live.values())
-    return Recovery(following, calls, tuple(scan.faults), scan.truncated, len(segments_in(directory)))
+    segments = len(segments_in(directory))
+    return Recovery(following, calls, tuple(scan.faults), scan.truncated, segments, scan.calls.past())

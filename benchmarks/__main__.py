@@ -22,6 +22,7 @@ from benchmarks import (
     hosted_app,
     identity,
     identity_snapshot,
+    neighbours,
     parts,
     policies,
     quotas,
@@ -44,7 +45,7 @@ _TOOLS: Final = (("nghttp2-client", "h2load"), ("nghttp2-server", "nghttpd"))
 ALONE: Final[dict[str, Callable[..., dict[str, Any]]]] = {  # by what each measures; no wire, no other process
     "reading": reading.measure, "quotas": quotas.measure, "policies": policies.measure,
 }  # fmt: skip
-SECTIONS: Final = ("governance", *ALONE, "evidence", "identity", "standin", "triton", "streams")
+SECTIONS: Final = ("governance", *ALONE, "evidence", "identity", "standin", "triton", "streams", "neighbours")
 QUICK: Final = ("governance", *ALONE, "identity", "standin", "streams")
 
 
@@ -71,7 +72,7 @@ def main() -> int:
     lacking = [package for package, tool in _TOOLS if ensure(package, tool) is None]
     if lacking:
         _say(f"wires and streams are left out: install {' and '.join(lacking)}, or run as root")
-    elif set(wanted) - {"governance", *ALONE}:
+    if set(wanted) & ({"neighbours"} if lacking else set(SECTIONS) - {"governance", *ALONE}):
         with tempfile.TemporaryDirectory(prefix="warden-bench-") as directory:
             numbers |= _over_wires(Path(directory), wanted, quick=given.quick)
     numbers["seconds"] = round(time.monotonic() - began)
@@ -89,16 +90,18 @@ def _say(what: str) -> None:
 def _over_wires(directory: Path, wanted: tuple[str, ...], *, quick: bool) -> dict[str, Any]:
     sections: dict[str, Callable[[Path, Parts, bool], dict[str, Any]]] = {
         "evidence": _evidence, "identity": _identity, "standin": _standin, "triton": _triton, "streams": _streams,
+        "neighbours": _neighbours,
     }  # fmt: skip
     numbers: dict[str, Any] = {}
     with ExitStack() as kept:
-        _say("starting Postgres, a collector" + (", Triton" if "triton" in wanted else ""))
+        real = {"triton", "neighbours"} & set(wanted)
+        _say("starting Postgres, a collector" + (", Triton" if real else ""))
         otlp = start_otlp(directory / "spans.jsonl")
         kept.callback(otlp.stop)
         postgres = start_postgres(directory / "postgres")
         kept.callback(postgres.stop)
         addresses = Addresses("", "", "")  # each way names its own upstream
-        if "triton" in wanted:
+        if real:
             triton = start_triton(directory / "triton", _models(directory / "models"), otlp_url=otlp.http_url)
             kept.callback(triton.stop)
             addresses = triton.addresses
@@ -113,6 +116,7 @@ def _over_wires(directory: Path, wanted: tuple[str, ...], *, quick: bool) -> dic
 def _models(directory: Path) -> Path:
     copytree(_ROOT / "benchmarks" / "models", directory)
     copytree(_ROOT / "tests" / "support" / "models" / "slow", directory / "slow")
+    copytree(_ROOT / "examples" / "models" / "chat", directory / "chat")
     return directory
 
 
@@ -164,6 +168,10 @@ def _streams(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
             return {"flood": flood, "paced": streams.paced(ways, streams=10, tokens=each, rounds=pace)}
     finally:
         end(process)
+
+
+def _neighbours(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
+    return neighbours.measure(around, directory / "neighbours", quick=quick)
 
 
 if __name__ == "__main__":

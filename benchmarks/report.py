@@ -8,7 +8,8 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.routes import DIRECT, ENVOY, HOSTED, warden
+from benchmarks import neighbours
+from benchmarks.routes import DIRECT, ENVOY, HOSTED, WIRES, warden
 
 _NAMES = {
     DIRECT: "direct",
@@ -38,6 +39,8 @@ def show(numbers: dict[str, Any]) -> None:
             console.print(_wires(title, numbers[name]))
     if "streams" in numbers:
         console.print(_streams(numbers["streams"]))
+    for model, rows in numbers.get("neighbours", {}).items():
+        console.print(_neighbours(model, rows))
     console.print(_budgets(numbers))
 
 
@@ -205,6 +208,24 @@ def _streams(found: dict[str, Any]) -> Table:
     return table
 
 
+def _neighbours(model: str, found: dict[str, Any]) -> Table:
+    crowd = f"{neighbours.GREEDY} long streams of one tenant, {neighbours.MODEST} of another"
+    title = f"{crowd}, on the real Triton: {model}"
+    table = Table(title=title, title_justify="left")
+    for column in ("way", "modest: first token p50, ms", "p99, ms", "its tokens/s", "all tokens/s", "of no warden's"):
+        table.add_column(column, justify="left" if column == "way" else "right")
+    for name, row in found.items():
+        table.add_row(
+            _NAMES.get(name, name),
+            f"{row['first_p50_ms']:,.0f}",
+            f"{row['first_p99_ms']:,.0f}",
+            f"{row['modest_rate']:.0f}",
+            f"{row['rate']:.0f}",
+            "–" if name == neighbours.ALONE else f"{row['of_off']:.1%}",
+        )
+    return table
+
+
 _ALONE: Final[tuple[tuple[str, Callable[[dict[str, Any]], list[Table]]], ...]] = (
     ("governance", _governance),
     ("reading", _reading),
@@ -244,6 +265,11 @@ def budgets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
             ("streamed tokens a second through one core", "≥ 10,000", f"{flood:,}", flood >= 10_000),
             ("inter-token p99 added", "≤ 1 ms", f"{late / 1000:.2f} ms", late <= 1000),
         ]
+    for model, ways in numbers.get("neighbours", {}).items():
+        for wire in WIRES:
+            share = ways[warden(wire)]["of_off"]
+            rows.append((f"all tokens/s of {model} beside a greedy tenant, against no warden, wire {wire}", "≥ 95 %",
+                         f"{share:.1%}", share >= 0.95))  # fmt: skip
     return rows
 
 

@@ -7,10 +7,11 @@ from typing import Final
 from policies import memory as memory_module
 from policies.bundle import Bundle
 from policies.decision import Decider, Step, classes_of
+from policies.limits import narrower
 from policies.memory import Key, Memory, further
 from policies.moments import Interval, interval
 from policies.residency import Place
-from sidecar.core.model import Call, Denial, Head, Method, ModelProfile, Principal, Verdict
+from sidecar.core.model import Call, Denial, Head, Limits, Method, ModelProfile, Principal, Verdict
 from sidecar.core.reasons import Reason
 
 __all__ = ["LoadedPolicy"]
@@ -46,6 +47,14 @@ class LoadedPolicy:
     def profile(self, model: str) -> ModelProfile:
         """What models.yaml says, or a generic profile."""
         return self._decider.profile(model)
+
+    def limits(self, tenant: str, model: str, at: float) -> tuple[Limits, Limits | None] | None:
+        """The tenant's own and those of it and the model together; None: the bundle has no such tenant."""
+        found = self._bundle.tenants.get(tenant)
+        if found is None:
+            return None
+        limits = found.limits_at(at)
+        return limits, narrower(limits, model)
 
     def serves(self, tenant: str) -> bool:
         """By its status; its dates are looked at with each call."""

@@ -82,6 +82,15 @@ class Ports:
     instruments: Instruments
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What a call holds after its end here (``since_ns``), until Triton has ended it for certain (``until_ns``)."""
+
+    reservation: Reservation
+    since_ns: int
+    until_ns: int
+
+
 class Governor:
     """Admits, records and settles calls. Synchronous; safe from several threads (one short lock, never across I/O)."""
 
@@ -90,7 +99,7 @@ class Governor:
         self._mode = mode
         self._lock = threading.Lock()
         self._live: dict[str, Recorded] = {}
-        self._running: dict[str, tuple[Reservation, int]] = {}  # with when (ns) Triton has ended it for certain
+        self._running: dict[str, _Running] = {}  # by call: what Triton may be working on still
         self._owed = Owed()
         self._draining = False
         self.on_room: Callable[[], None] = _nobody_waits  # called whenever a call has given something back
@@ -335,7 +344,7 @@ class Governor:
         """
         with self._lock:
             behind = [recorded for recorded in self._live.values() if recorded.lag(at)]
-            over = [call_id for call_id, (_, until_ns) in self._running.items() if until_ns <= at.mono_ns]
+            over = [call_id for call_id, each in self._running.items() if each.until_ns <= at.mono_ns]
         for call_id in over:
             self.release(call_id, at)
         for recorded in behind:
@@ -375,7 +384,9 @@ class Governor:
                 held = self._ports.quotas.settle(reservation, usage, at, running=running)
                 usage = replace(usage, kv_byte_ms=held) if held else usage
                 if running:
-                    self._running[recorded.admission.call.id] = reservation, at.mono_ns + _runs_on_ns(recorded, at)
+                    recorded.holds_ns = _runs_on_ns(recorded, at)
+                    until_ns = at.mono_ns + recorded.holds_ns
+                    self._running[recorded.admission.call.id] = _Running(reservation, at.mono_ns, until_ns)
             if not running:
                 self.on_room()
             if recorded.lost is not None and outcome.kind is OutcomeKind.COMPLETED and self._mode is Mode.ENFORCE:
@@ -402,9 +413,28 @@ class Governor:
             found = self._running.pop(call_id, None)
             if found is None:
                 return
-            reservation, _ = found
-            self._ports.quotas.release(reservation, at)
+            self._ports.quotas.release(found.reservation, at)
         self.on_room()
+
+    def hold(self, call_id: str, reservation: Reservation, at: Instant, until_ns: int) -> None:
+        """A call of before a crash, settled ``running``, that Triton may be working on until ``until_ns`` (mono)."""
+        with self._lock:
+            self._running[call_id] = _Running(reservation, at.mono_ns, until_ns)
+
+    def idle_at_triton(self, model: str, seen_ns: int, at: Instant) -> int:
+        """At ``seen_ns`` (mono) Triton was working on nothing of ``model``: what had ended here before is over.
+
+        How many calls that were.
+        """
+        with self._lock:
+            over = [
+                call_id
+                for call_id, each in self._running.items()
+                if each.reservation.model == model and each.since_ns < seen_ns
+            ]
+        for call_id in over:
+            self.release(call_id, at)
+        return len(over)
 
     @property
     def running_on(self) -> int:

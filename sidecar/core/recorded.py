@@ -50,6 +50,7 @@ class Recorded:
         "delivered_bytes",
         "findings",
         "holdback",
+        "holds_ns",
         "in_journal",
         "in_order",
         "lost",
@@ -62,6 +63,7 @@ class Recorded:
         self.settled = False
         self.in_journal = True  # its admission; mode observe forwards a call without
         self.delivered_bytes = 0  # of output text
+        self.holds_ns = 0  # how long after its end here Triton may be working on it
         # Held over taking output and journaling it: the sweep's thread must not be overtaken by the call's own, or
         # what it took would stand behind what came after it (or behind the outcome), where nobody joins it any more.
         self.in_order = threading.Lock()

@@ -21,6 +21,7 @@ from sidecar.runtime.compose import Rooms, StartError, build
 from sidecar.runtime.drain import Drain
 from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.learn import Learner
+from sidecar.runtime.ledger import Terms, rebuild
 from sidecar.runtime.probe import UpstreamProbe
 from sidecar.runtime.selfcheck import SelfCheck
 from sidecar.runtime.settings import Settings
@@ -112,9 +113,11 @@ class Sidecar:
     def start(self) -> None:
         """Recover the journal, record what is in force, and start everything. Raises ``StartError``."""
         rooms = self.rooms
-        recovered = rooms.recorder.recovered()
+        profile = rooms.policies.current().profile
+        recovered = rooms.recorder.recovered(lambda model: profile(model).stops_ns)
         if recovered is not None:
             raise StartError(f"audit.journal: {recovered.internal}")
+        self._book_again()
         self._policy.begin()
         try:
             self._admin.start()
@@ -148,6 +151,22 @@ class Sidecar:
             _LOG, logging.INFO, "sidecar.started", sidecar=sidecar.name, region=sidecar.region, mode=self.settings.mode,
             bundle=rooms.policies.current().digest, address=self.settings.listen.grpc,
         )  # fmt: skip
+
+    def _book_again(self) -> None:
+        """What this sidecar had given out before it ended: nobody gains from that end, even if it was theirs."""
+        rooms, at = self.rooms, clock.now()
+        policy = rooms.policies.current()
+
+        def terms(tenant: str, model: str) -> Terms | None:
+            found = policy.limits(tenant, model, at.wall)
+            return None if found is None else Terms(*found, policy.profile(model))
+
+        booked = rebuild(
+            rooms.journal.recovery.past, terms, rooms.quotas, rooms.governor.hold, at, rates=rooms.leases is None
+        )
+        if booked.charged:
+            detail = f"{booked.charged} calls count again; Triton may be working on {booked.held} of them"
+            logs.event(_LOG, logging.INFO, "quotas.rebuilt", count=booked.charged, detail=detail)
 
     def stop(self) -> None:
         """After the drain: journal what is left, end the shipper once it has had its chance, close."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import hashlib
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from audit import record
-from audit.journal import Journal
+from audit.journal import Bounds, Journal
 from audit.recorder import DIMENSIONS, PARAMETERS, QUOTED_BYTES, TENSORS, TEXT_CHARS, JournalRecorder
 from sidecar.core.governor import Governor, Output, Ports, Recorded, Refused
 from sidecar.core.model import (
@@ -49,7 +50,7 @@ from sidecar.core.ports import Recorder
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.core.routing import Route, RouteKind
 from tests.support.core import FakeInstruments, FakePorts, a_call
-from tests.support.journal import FaultyFiles, crash, entries, open_journal
+from tests.support.journal import ROOMY, FaultyFiles, crash, entries, open_journal
 
 METHOD = Method(
     "/inference.GRPCInferenceService/ModelInfer",
@@ -356,6 +357,60 @@ def test_a_crash_leaves_aborted_outcomes_with_what_was_journaled(tmp_path: Path)
     crash(again)
     third = open_journal(tmp_path)
     assert third.recovery.open_calls == (), "aborted once"
+
+
+def test_what_calls_took_and_what_they_may_still_hold_is_found_again(tmp_path: Path) -> None:
+    """Over one crash and another, over segments that hold no open call, and after a call's own end."""
+    clock = [10**18]
+    tiny = replace_bounds(segment_bytes=2048)
+    journal = open_journal(tmp_path, bounds=tiny, wall_ns=lambda: clock[0])
+    real, began = recorder(journal), Instant(clock[0], 0)
+    took = replace(admission(), reservation=Reservation("acme", "chat", Demand(30, 4096, 8), AT))
+    ended, cancelled, cut_off = (Recorded(replace_id(took, name), AT) for name in ("ended", "cancelled", "cut off"))
+    cancelled.holds_ns = 60 * 10**9
+    for each in (ended, cancelled, cut_off):
+        real.admitted(each.admission, began)
+    usage, done = Usage(10, 12, responses=3, duration_ns=5), Outcome(OutcomeKind.COMPLETED)
+    for each in (ended, cancelled):
+        real.settled(each, Output(0, ()), done, usage, began)
+    for n in range(40):  # so that the newest segment begins long after them
+        real.event("filler", "test", {"n": n, "text": "x" * 100})
+    crash(journal)
+    clock[0] += 30 * 10**9
+    again = open_journal(tmp_path, bounds=tiny, wall_ns=lambda: clock[0])
+    found = {call.call_id: call for call in again.recovery.past}
+    assert list(found) == ["ended", "cancelled", "cut off"]
+    assert {(call.tenant, call.model, call.reserved) for call in found.values()} == {("acme", "chat", (30, 4096, 8))}
+    assert [(call.tokens, call.responses) for call in found.values()] == [(22, 3), (22, 3), (0, 0)]
+    assert [call.holds_until_ns for call in found.values()] == [0, began.wall_ns + 60 * 10**9, 0]
+    assert found["cut off"].ended_ns is None
+    hour = 3600 * 10**9
+    later = JournalRecorder(
+        again, content_bytes=100, durability=Durability.BATCH, new_id=lambda: "e", now=lambda: Instant(clock[0], 0)
+    )
+    assert later.recovered(lambda model: {"chat": 2 * hour}[model]) is None
+    crash(again)
+    clock[0] += hour + 1
+    third = open_journal(tmp_path, bounds=tiny, wall_ns=lambda: clock[0])
+    (held,) = third.recovery.past  # of the others no limit knows any more
+    assert (held.call_id, held.holds_until_ns - clock[0]) == ("cut off", hour - 1)
+
+
+def test_of_more_than_is_quickly_read_only_the_newest_is(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path, bounds=replace_bounds(segment_bytes=1024), wall_ns=lambda: 10**18)
+    real = recorder(journal)
+    for n in range(200):
+        each = Recorded(replace_id(admission(), f"call-{n}"), AT)
+        real.admitted(each.admission, Instant(10**18, 0))
+        real.settled(each, Output(0, ()), Outcome(OutcomeKind.COMPLETED), Usage(), Instant(10**18, 0))
+    crash(journal)
+    found = [call.call_id for call in open_journal(tmp_path, wall_ns=lambda: 10**18).recovery.past]
+    assert 0 < len(found) < 20
+    assert found[-1] == "call-199"
+
+
+def replace_bounds(**changes: Any) -> Bounds:
+    return dataclasses.replace(ROOMY, **changes)
 
 
 def replace_id(value: Admission, call_id: str) -> Admission:
