@@ -212,9 +212,9 @@ class Journal:
             if opens:
                 self._open[opens] = sequence
             if closes:
-                begun = self._open.pop(closes, None)
-                if until_ns and begun is not None and len(self._held) < HELD_MAX:
-                    self._held[closes] = begun, until_ns
+                opened = self._open.pop(closes, None)
+                if until_ns and opened is not None and len(self._held) < HELD_MAX:
+                    self._held[closes] = opened, until_ns
             return sequence
 
     def _refusal(self, *, reserve: bool) -> JournalFault | None:

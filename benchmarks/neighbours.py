@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2 as kserve
 
+from benchmarks.processes import cpu_us
 from benchmarks.routes import WIRES, warden
 from benchmarks.setup import STREAM
 from sidecar.cli.demo.stack import BUNDLE, Options, Parts, Stack
@@ -41,7 +42,7 @@ class Engine:
     long: tuple[int, int]
 
 
-ENGINES: Final = (Engine("batched", 8, (60, 140)), Engine("chat", 4, (30, 70)))
+ENGINES: Final = (Engine("batched", 8, (60, 140)), Engine("chat", 4, (16, 48)))
 
 
 @dataclass(slots=True)
@@ -59,11 +60,12 @@ class _Seen:
 
 
 def measure(around: Parts, directory: Path, *, quick: bool) -> dict[str, Any]:
-    """By model, and by way: median over rounds of tokens a second and of the modest tenant's first token, p50 and p99.
+    """By model, and by way: median over rounds of tokens a second (prompts' too: the shorter the answers, the more of
+    them a model reads) and of the modest tenant's first token, p50 and p99.
 
     The rounds of all ways take turns, so that what else the machine does meets them all alike.
     """
-    rounds, seconds = (1, 10.0) if quick else (5, 30.0)
+    rounds, seconds = (1, 10.0) if quick else (3, 20.0)
     found: dict[str, Any] = {}
     with ExitStack() as kept:
         stacks = {wire: _warden(kept, directory / wire, around, wire) for wire in WIRES}
@@ -139,6 +141,8 @@ async def _run(address: str, engine: Engine, stack: Stack | None, greedy: int, s
     seen.begins = time.monotonic() + _WARM_S
     seen.ends = seen.begins + seconds
     dice = random.Random(1)  # the same lengths in every run
+    pid = None if stack is None or stack.process is None else stack.process.pid
+    before = 0.0 if pid is None else cpu_us(pid)
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         crowd = [
             asyncio.create_task(
@@ -160,6 +164,7 @@ async def _run(address: str, engine: Engine, stack: Stack | None, greedy: int, s
             ]
         if failed:
             raise failed[0]
+    took = time.monotonic() - seen.begins + _WARM_S
     waits = sorted(seen.first_ms[MODEST_TENANT])
     return {
         "rate": sum(seen.tokens.values()) / seconds,
@@ -168,6 +173,7 @@ async def _run(address: str, engine: Engine, stack: Stack | None, greedy: int, s
         "first_p99_ms": waits[min(len(waits) - 1, int(len(waits) * 0.99))],
         "answers": len(waits),
         "refused": seen.refused,
+        "cpu_percent": 0.0 if pid is None else (cpu_us(pid) - before) / 1e4 / took,
     }
 
 
@@ -194,10 +200,11 @@ class _Caller:
                     return None
                 if answer.error_message:
                     raise RuntimeError(f"{self.tenant}, {self.model}: {answer.error_message}")
+                told = _told(answer.infer_response)
+                tokens = told.get("num_output_tokens", 0) + (told.get("num_input_tokens", 0) if first is None else 0)
                 first = first or (time.monotonic() - began) * 1000
                 if self.seen.counts():
-                    told = _tokens(answer.infer_response)
-                    self.seen.tokens[self.tenant] = self.seen.tokens.get(self.tenant, 0) + told
+                    self.seen.tokens[self.tenant] = self.seen.tokens.get(self.tenant, 0) + tokens
                 elif self.tenant == MODEST_TENANT:
                     break
         finally:
@@ -226,12 +233,10 @@ async def _modest(caller: _Caller) -> None:
         caller.seen.first_ms.setdefault(caller.tenant, []).append(refused_ms + first)
 
 
-def _tokens(answer: Any) -> int:
-    """As many as the model says; both models were asked to."""
-    for place, output in enumerate(answer.outputs):
-        if output.name == "num_output_tokens":
-            return int.from_bytes(answer.raw_output_contents[place][:4], "little")
-    return 0
+def _told(answer: Any) -> dict[str, int]:
+    """The model's own counts: what it generated since its last response, and the prompt, each time again."""
+    counts = ((output.name, answer.raw_output_contents[place]) for place, output in enumerate(answer.outputs))
+    return {name: int.from_bytes(raw[:4], "little") for name, raw in counts if name.startswith("num_")}
 
 
 def _request(model: str, tokens: int) -> bytes:
@@ -240,7 +245,7 @@ def _request(model: str, tokens: int) -> bytes:
     for name, text in (("text_input", b"Tell me a long story."), ("sampling_parameters", sampling)):
         request.inputs.add(name=name, datatype="BYTES", shape=[1])
         request.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
-    for name in ("stream", "return_num_output_tokens"):
+    for name in ("stream", "return_num_input_tokens", "return_num_output_tokens"):
         request.inputs.add(name=name, datatype="BOOL", shape=[1])
         request.raw_input_contents.append(b"\x01")
     return bytes(request.SerializeToString())

@@ -39,7 +39,8 @@ class Generation:
     def __init__(self, request):
         given = {tensor.name(): tensor.as_numpy().reshape(-1)[0] for tensor in request.inputs()}
         self.left = int(json.loads(given.get("sampling_parameters", "{}")).get("max_tokens", 16))
-        self.counts = bool(given.get("return_num_output_tokens"))
+        self.prompt = len(given["text_input"].split())
+        self.given = given
         self.sender = request.get_response_sender()
 
     def step(self):
@@ -50,8 +51,9 @@ class Generation:
             return False
         self.left -= 1
         outputs = {"text_output": np.array([b"word "], dtype=np.object_)}
-        if self.counts:
-            outputs["num_output_tokens"] = np.array([1], dtype=np.uint32)
+        for name, count in (("num_input_tokens", self.prompt), ("num_output_tokens", 1)):
+            if self.given.get(f"return_{name}"):
+                outputs[name] = np.array([count], dtype=np.uint32)
         answer = pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
         final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if self.left <= 0 else 0
         self.sender.send(answer, final)
