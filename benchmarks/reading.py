@@ -132,7 +132,7 @@ def _guard(scale: int, **what: Any) -> dict[str, float]:
     output = _compiled("output", what)
 
     def watch() -> None:
-        watched = output.watch()
+        watched = output.watch(facts)
         assert watched is not None
         for piece in pieces:
             assert not watched.feed(piece)

@@ -25,6 +25,8 @@ from policies.document import (
 from policies.engines import read_checkpoint, read_engine
 from policies.files import REQUIRED, digest, pack, read_files
 from policies.residency import Place
+from policies.rule_reading import compile_rules
+from policies.rules import GuardRules
 from policies.statements import compile_access
 from policies.tenant import Tenant, compile_tenant
 from policies.validating import validate
@@ -62,6 +64,7 @@ class Bundle:
     classes: tuple[str, ...] | None = None  # data classes that bundle.yaml names; None: each tenant names its own
     change: ChangeDoc | None = None
     prefix_caches: Mapping[str, PrefixCache] = field(default_factory=dict)  # by model, of those that have one
+    rules: GuardRules | None = None  # on content
     edges: tuple[float, ...] = ()  # moments at which some answer may change, in order (seconds since the epoch)
 
     def content(self) -> bytes:
@@ -127,8 +130,9 @@ class _Compiler:
         plans = self._plans(models)
         tenants = self._tenants(plans, models, regions)
         access = self._access(models)
+        rules = self._rules(models, tenants)
         cases = self._cases(regions)
-        if self._problems or isinstance(access, list):
+        if self._problems or isinstance(access, list) or isinstance(rules, list):
             return sorted(self._problems, key=lambda p: (p.file, p.line, p.column))[:MAX_PROBLEMS]
         edges = {edge for tenant in tenants.values() for edge in tenant.edges()}
         return Bundle(
@@ -142,6 +146,7 @@ class _Compiler:
             classes=self._classes,
             change=self._change,
             prefix_caches=self._caches,
+            rules=rules,
             edges=tuple(sorted(edges)),
         )
 
@@ -291,6 +296,20 @@ class _Compiler:
         if isinstance(access, list):
             self._problems += access
         return access
+
+    def _rules(
+        self, models: Mapping[str, ModelProfile] | None, tenants: Mapping[str, Tenant]
+    ) -> GuardRules | list[Problem] | None:
+        groups = None if models is None else {group for model in models.values() for group in model.groups}
+        sources = {name: self._files[name] for name in self._in("guards")}
+        guards = {
+            guard.name: tenant.document for tenant in tenants.values() if tenant.guards is not None
+            for guard in tenant.guards.guards
+        }  # fmt: skip
+        rules = compile_rules(sources, self._tenant_names(), groups, self._classes, guards) if sources else None
+        if isinstance(rules, list):
+            self._problems += rules
+        return rules
 
     def _cases(self, regions: Mapping[str, str] | None) -> tuple[Case, ...]:
         cases: list[Case] = []

@@ -13,6 +13,7 @@ from policies import residency
 from policies.access import Answer, Question
 from policies.bundle import Bundle
 from policies.document import DATA_CLASS_LENGTH, MODEL_NAME_LENGTH
+from policies.guards import Guards, Joined
 from policies.limits import narrower
 from policies.memory import address
 from policies.moments import time_of_day
@@ -79,6 +80,7 @@ class Decider:
         self._bundle = bundle
         self._place = place
         self._mentions = bundle.access.mentions
+        self._joined = None if bundle.rules is None else Joined(bundle.rules)
 
     def profile(self, model: str) -> ModelProfile:
         """What models.yaml says, or a generic profile."""
@@ -127,9 +129,15 @@ class Decider:
             may_trace=healthy and residency.traced(tenant.residency, asked.classes, self._place),
             would_refuse=shadow,
             alias=asked.alias,
-            guards=tenant.guards if asked.action is Action.INFER else None,
+            guards=self._guards(asked) if asked.action is Action.INFER else None,
             loras=tenant.loras,
         )
+
+    def _guards(self, asked: _Asked) -> Guards | None:
+        tenant = asked.tenant
+        if self._joined is None:
+            return tenant.guards
+        return self._joined.of(tenant, asked.model, self.profile(asked.model).groups, asked.classes)
 
     def _asked(self, principal: Principal, tenant: Tenant, call: Call, head: Head, at: float) -> _Asked:
         method = call.method

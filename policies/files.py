@@ -22,7 +22,7 @@ MAX_BYTES: Final = 64 * 2**20
 MAX_PROBLEMS: Final = 1000
 
 REQUIRED: Final = ("bundle.yaml", "models.yaml", "plans.yaml")
-_FOLDERS: Final = {"tenants": ".yaml", "access": ".cedar", "tests": ".yaml", "engines": ".json"}
+_FOLDERS: Final = {"tenants": ".yaml", "access": ".cedar", "guards": ".cedar", "tests": ".yaml", "engines": ".json"}
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]  # of each file: name, mtime (ns), size, inode
 

@@ -48,6 +48,7 @@ class Scanner:
 
     def __init__(self, patterns: Sequence[str], classes: Sequence[str]) -> None:
         self.classes = tuple(classes)
+        self.size = len(patterns) + len(classes)
         self._patterns = [compiled(pattern) for pattern in patterns]
         size = sum(pattern.programsize for pattern in self._patterns)
         if size > INSTRUCTIONS:

@@ -9,10 +9,10 @@ from pydantic import BaseModel
 
 from policies.document import BundleDoc, CasesDoc, ModelsDoc, PlansDoc, TenantDoc
 
-__all__ = ["CEDAR_SCHEMA", "cedar_schema", "schemas"]
+__all__ = ["CEDAR_SCHEMAS", "cedar_schemas", "schemas"]
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-CEDAR_SCHEMA: Final = "warden.cedarschema"
+CEDAR_SCHEMAS: Final = {"warden.cedarschema": "access/*.cedar", "guards.cedarschema": "guards/*.cedar"}
 _DOCUMENTS: Final[dict[str, tuple[type[BaseModel], str]]] = {
     "bundle.schema.json": (BundleDoc, "bundle.yaml"),
     "models.schema.json": (ModelsDoc, "models.yaml"),
@@ -41,6 +41,6 @@ def _standard(schema: Any) -> Any:
             return schema
 
 
-def cedar_schema() -> str:
-    """What ``access/*.cedar`` is checked against, for Cedar's own editor support."""
-    return files("policies").joinpath(CEDAR_SCHEMA).read_text("utf-8")
+def cedar_schemas() -> dict[str, str]:
+    """What the Cedar policies of each folder are checked against, by the schema's file, for Cedar's editor support."""
+    return {name: files("policies").joinpath(name).read_text("utf-8") for name in CEDAR_SCHEMAS}

@@ -13,7 +13,7 @@ import cedarpy
 from policies.access import ALLOW_LIST, MENTIONABLE, SCHEMA, Access, Statement, prepare
 from policies.yamlfile import Problem, suggest
 
-__all__ = ["compile_access"]
+__all__ = ["compile_access", "nodes", "problem", "read_statements", "unknown_names"]
 
 MAX_POLICIES: Final = 1000
 MAX_POLICY_CHARS: Final = 8192
@@ -42,22 +42,34 @@ def compile_access(
     problems: list[Problem] = []
     known: dict[str, Statement] = {}
     mentions: set[str] = set()
-    for file, data in sources.items():
-        for written in _split(file, _decode(file, data, problems), problems):
-            tree = _parse(written, problems)
-            if tree is None:
-                continue
-            statement = _named(written, tree, known, problems)
-            known.setdefault(statement.id, statement)
-            problems += _invalid(statement)
-            problems += _unknown_names(statement, tree, {"Tenant": tenants, "Group": groups})
-            problems += _unknown_classes(statement, tree, classes)
-            mentions |= _mentioned(tree)
+    for statement, tree in read_statements(sources, SCHEMA, ("id", "shadow"), known, problems):
+        problems += unknown_names(statement, tree, {"Tenant": tenants, "Group": groups})
+        problems += _unknown_classes(statement, tree, classes)
+        mentions |= _mentioned(tree)
     if len(known) > MAX_POLICIES:
         problems.append(Problem(next(iter(sources)), 1, 1, "", f"more than {MAX_POLICIES} policies in access/"))
     if problems:
         return problems
     return prepare(known, frozenset(mentions))
+
+
+def read_statements(
+    sources: Mapping[str, bytes],
+    schema: cedarpy.Schema,
+    annotations: Collection[str],
+    known: dict[str, Statement],
+    problems: list[Problem],
+) -> Iterator[tuple[Statement, dict[str, Any]]]:
+    """Each policy, and Cedar's JSON of it, checked against ``schema``; those with an ``@id`` are put into ``known``."""
+    for file, data in sources.items():
+        for written in _split(file, _decode(file, data, problems), problems):
+            tree = _parse(written, problems)
+            if tree is None:
+                continue
+            statement = _named(written, tree, known, annotations, problems)
+            known.setdefault(statement.id, statement)
+            problems += _invalid(statement, schema)
+            yield statement, tree
 
 
 def _decode(file: str, data: bytes, problems: list[Problem]) -> str:
@@ -108,7 +120,7 @@ def _problem_at(file: str, source: str, offset: int, message: str) -> Problem:
     return Problem(file, *_place(source, offset), "", message)
 
 
-def _problem(statement: Statement, message: str, near: str = "") -> Problem:
+def problem(statement: Statement, message: str, near: str = "") -> Problem:
     """At ``near`` where that text stands exactly once in the policy, else where the policy begins."""
     line, column = statement.line, statement.column
     found = list(islice(re.finditer(rf"(?<!\w){re.escape(near)}(?!\w)", statement.text), 2)) if near else []
@@ -123,27 +135,27 @@ def _parse(statement: Statement, problems: list[Problem]) -> dict[str, Any] | No
     try:
         tree = json.loads(cedarpy.policies_to_json_str(statement.text))
     except ValueError as fault:
-        problems.append(_problem(statement, f"not Cedar: {fault}", _near(str(fault))))
+        problems.append(problem(statement, f"not Cedar: {fault}", _near(str(fault))))
         return None
     except RecursionError:  # the JSON of a long chain of operators is as deep as the chain is long
-        problems.append(_problem(statement, "nested too deeply"))
+        problems.append(problem(statement, "nested too deeply"))
         return None
     if tree["templates"] or len(tree["staticPolicies"]) != 1:
-        problems.append(_problem(statement, "a template; write the principal or resource instead of a ?slot"))
+        problems.append(problem(statement, "a template; write the principal or resource instead of a ?slot"))
         return None
     (policy,) = tree["staticPolicies"].values()
     assert isinstance(policy, dict)
     return policy
 
 
-def _invalid(statement: Statement) -> Iterable[Problem]:
+def _invalid(statement: Statement, schema: cedarpy.Schema) -> Iterable[Problem]:
     """What the schema has against a policy: one problem a place, since Cedar tells each of them for every action."""
     found: dict[tuple[int, int], Problem] = {}
     # Sorted, because Cedar tells them in any order.
-    errors = cedarpy.validate_policies(statement.text, SCHEMA).errors
+    errors = cedarpy.validate_policies(statement.text, schema).errors
     for message in sorted(_PREFIX.sub("", error.error) for error in errors):
-        problem = _problem(statement, message, _near(message))
-        found.setdefault((problem.line, problem.column), problem)
+        place = problem(statement, message, _near(message))
+        found.setdefault((place.line, place.column), place)
     return found.values()
 
 
@@ -153,39 +165,43 @@ def _near(message: str) -> str:
 
 
 def _named(
-    statement: Statement, policy: Mapping[str, Any], known: Mapping[str, Statement], problems: list[Problem]
+    statement: Statement,
+    policy: Mapping[str, Any],
+    known: Mapping[str, Statement],
+    annotations: Collection[str],
+    problems: list[Problem],
 ) -> Statement:
-    annotations = policy.get("annotations", {})
-    id_, effect, shadow = annotations.get("id") or "", policy["effect"], "shadow" in annotations
+    written = policy.get("annotations", {})
+    id_, effect, shadow = written.get("id") or "", policy["effect"], "shadow" in written
     named = Statement(statement.file, statement.line, statement.column, statement.text, id_, effect, shadow)
-    for other in sorted(set(annotations) - {"id", "shadow"}):
-        message = f"@{other} means nothing here{suggest(other, ('id', 'shadow'))}"
-        problems.append(_problem(named, message, f"@{other}"))
+    for other in sorted(set(written) - set(annotations)):
+        message = f"@{other} means nothing here{suggest(other, annotations)}"
+        problems.append(problem(named, message, f"@{other}"))
     if shadow and effect == "permit":
-        problems.append(_problem(named, "a permit can't be in shadow: nothing would come of it", "@shadow"))
+        problems.append(problem(named, "a permit can't be in shadow: nothing would come of it", "@shadow"))
     if not id_:
-        problems.append(_problem(named, 'a policy without @id("…"); refusals name it'))
+        problems.append(problem(named, 'a policy without @id("…"); refusals name it'))
     elif _ID.fullmatch(id_) is None:
-        problems.append(_problem(named, "an @id is letters, digits, '.', '_' and '-', at most 64", f'"{id_}"'))
+        problems.append(problem(named, "an @id is letters, digits, '.', '_' and '-', at most 64", f'"{id_}"'))
     elif id_ == ALLOW_LIST:
-        problems.append(_problem(named, f'@id("{ALLOW_LIST}") is the base permission\'s', f'"{id_}"'))
+        problems.append(problem(named, f'@id("{ALLOW_LIST}") is the base permission\'s', f'"{id_}"'))
     elif id_ in known:
         first = known[id_]
-        problems.append(_problem(named, f"duplicate @id, first at {first.file}:{first.line}", f'"{id_}"'))
+        problems.append(problem(named, f"duplicate @id, first at {first.file}:{first.line}", f'"{id_}"'))
     return named
 
 
-def _unknown_names(
+def unknown_names(
     statement: Statement, policy: Mapping[str, Any], names: Mapping[str, Collection[str] | None]
 ) -> Iterator[Problem]:
-    for kind, name in _literals(policy):
+    for kind, name in literals(policy):
         known = names.get(kind)
         if known is not None and name not in known:
             message = f'{kind}::"{name}" is not in the bundle{suggest(name, known)}'
-            yield _problem(statement, message, f'{kind}::"{name}"')
+            yield problem(statement, message, f'{kind}::"{name}"')
 
 
-def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
+def nodes(tree: Any) -> Iterator[dict[str, Any]]:
     """Every object of a JSON tree; its depth is bounded by MAX_NESTING and MAX_POLICY_CHARS."""
     pending = [tree]
     while pending:
@@ -197,11 +213,11 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
             pending.extend(node)
 
 
-def _literals(policy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def literals(policy: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Each entity that a policy names, as (type, id)."""
     seen = {
         (node["type"], node["id"])
-        for node in _nodes(policy)
+        for node in nodes(policy)
         if isinstance(node.get("type"), str) and isinstance(node.get("id"), str)
     }
     yield from sorted(seen)
@@ -211,7 +227,7 @@ def _unknown_classes(
     statement: Statement, policy: Mapping[str, Any], classes: Collection[str] | None
 ) -> Iterator[Problem]:
     """Data classes that a policy compares with and the bundle doesn't have."""
-    for node in _nodes(policy) if classes is not None else ():
+    for node in nodes(policy) if classes is not None else ():
         for operator in ("==", "!="):
             sides = node.get(operator)
             if not isinstance(sides, dict) or _DATA_CLASS not in sides.values():
@@ -220,7 +236,7 @@ def _unknown_classes(
                 name = side.get("Value") if isinstance(side, dict) else None
                 if isinstance(name, str) and name and name not in (classes or ()):
                     message = f'data class "{name}" is not in bundle.yaml{suggest(name, classes or ())}'
-                    yield _problem(statement, message, f'"{name}"')
+                    yield problem(statement, message, f'"{name}"')
 
 
 _CONTEXT: Final = {"Var": "context"}
@@ -229,9 +245,9 @@ _DATA_CLASS: Final = {".": {"left": _CONTEXT, "attr": "data_class"}}
 
 def _mentioned(policy: Mapping[str, Any]) -> set[str]:
     """Those of MENTIONABLE that an answer may depend on; all of them where the context is looked at as a whole."""
-    found = {"name"} if any(kind == "Principal" for kind, _ in _literals(policy)) else set()
+    found = {"name"} if any(kind == "Principal" for kind, _ in literals(policy)) else set()
     whole = apart = 0
-    for node in _nodes(policy):
+    for node in nodes(policy):
         whole += node == _CONTEXT
         if "attr" in node:
             apart += node.get("left") == _CONTEXT

@@ -73,6 +73,7 @@ class Tenant:
     loras: frozenset[str] = frozenset()  # adapters it may use, by name or id
     keys: Mapping[str, KeyRule] | None = None  # by the key's name; None: none is narrowed
     guards: Guards | None = None
+    hold: Hold | None = None  # how far its outputs stay behind
     aliases: Mapping[str, str] = field(default_factory=dict)  # its plan's: the name asked for → the model that answers
 
     @property
@@ -140,6 +141,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
         keys={key: _key(rule) for key, rule in doc.keys.items()} or None,
         aliases={} if plan is None else plan.aliases,
         guards=compile_guards(doc.guards, _hold(doc.hold_back)),
+        hold=_hold(doc.hold_back),
     )
 
 

@@ -15,7 +15,7 @@ from policies.bundle import Bundle, load
 from policies.compare import Change, compare
 from policies.coverage import rules, untouched
 from policies.explain import Asked, CaseResult, Explanation, explain, run_cases
-from policies.schemas import CEDAR_SCHEMA, cedar_schema, schemas
+from policies.schemas import CEDAR_SCHEMAS, cedar_schemas, schemas
 from policies.units import parse_duration, parse_moment
 from policies.yamlfile import Problem
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
@@ -57,21 +57,23 @@ def schema(
         typer.Argument(metavar="DIR", help="Where to write them; left out: all on stdout, as one JSON object."),
     ] = None,
 ) -> None:
-    """JSON Schemas of a bundle's documents, and the Cedar schema of its policies, for editors."""
+    """JSON Schemas of a bundle's documents, and the Cedar schemas of its policies, for editors."""
     found = schemas()
     if directory is None:
-        emit({**found, CEDAR_SCHEMA: cedar_schema()})
+        emit({**found, **cedar_schemas()})
         return
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in found.items():
             (directory / name).write_text(dumps(content, indent=2) + "\n", "utf-8")
-        (directory / CEDAR_SCHEMA).write_text(cedar_schema(), "utf-8")
+        for name, text in cedar_schemas().items():
+            (directory / name).write_text(text, "utf-8")
     except OSError as fault:
         fail(Exit.USAGE, f"{fault.filename or directory}: {fault.strerror}")
     for name, content in found.items():
         typer.echo(f"{directory / name}  for {content['x-warden-files']}")
-    typer.echo(f"{directory / CEDAR_SCHEMA}  for access/*.cedar")
+    for name, glob in CEDAR_SCHEMAS.items():
+        typer.echo(f"{directory / name}  for {glob}")
 
 
 @app.command()

@@ -162,7 +162,7 @@ class Guards(Protocol):
 
     def prompt(self, facts: InferenceFacts) -> tuple[Finding, ...]: ...
 
-    def watch(self, *, enforce: bool = True) -> Watch | None:
+    def watch(self, facts: InferenceFacts, *, enforce: bool = True) -> Watch | None:
         """For one call's output; None: nothing looks at it. Without ``enforce`` it holds nothing."""
         ...
 

@@ -68,7 +68,7 @@ class Recorded:
         # what it took would stand behind what came after it (or behind the outcome), where nobody joins it any more.
         self.in_order = threading.Lock()
         guards = admission.verdict.guards
-        self.watch = None if guards is None else guards.watch(enforce=enforce)
+        self.watch = None if guards is None else guards.watch(admission.facts, enforce=enforce)
         # Messages that wait for the guards' word, where any may have to.
         self.holdback = None if self.watch is None or not self.watch.holds else HoldBack(self.watch)
         self.findings: tuple[Finding, ...] = ()  # of the guards on outputs

@@ -32,6 +32,16 @@ HELD = [
     {"id": "no-doubt", "on": "output", "patterns": ["word7 $"], "then": "deny"},
 ]
 
+RULES = """
+@id("too-much")
+forbid (principal == Tenant::"acme", action == Action::"prompt", resource in Group::"llm")
+when { context.length > 5000 && context.prompt_tokens > 10 };
+
+@id("wordy") @flag("somebody should look at it")
+forbid (principal == Tenant::"acme", action == Action::"output", resource)
+when { context.length > 40 };
+"""
+
 
 @pytest.fixture(scope="module")
 def guarded(
@@ -44,6 +54,8 @@ def guarded(
     acme.write_text(json.dumps({**rules, "guards": GUARDS}))
     two = {**rules, "tenant": "two", "guards": HELD, "hold_back": {"bytes": 64, "within": "2s"}}
     (bundle / "tenants" / "two.yaml").write_text(json.dumps(two))
+    (bundle / "guards").mkdir()
+    (bundle / "guards" / "content.cedar").write_text(RULES)
     parts = Parts(otlp, triton.running.addresses, postgres.create_database())
     sidecar = launch(directory / "sidecar", wire, parts, bundle)
     yield sidecar
@@ -147,4 +159,24 @@ def test_an_output_that_ends_with_what_is_forbidden_is_cut_at_its_end(guarded: S
 def test_a_client_that_leaves_takes_nothing_of_what_is_held(guarded: Sidecar) -> None:
     with guarded.bare() as bare:
         assert said(next(iter(bare.stream([slow(20, delay_ms=500, prompt=b"go")], guarded.headers("two"))))) == "word0 "
+    guarded.settles()
+
+
+def test_a_rule_on_facts_refuses_and_flags_by_its_name(guarded: Sidecar) -> None:
+    with guarded.bare() as bare:
+        stream = bare.stream([slow(9, prompt=b"x" * 5001), slow(5, prompt=b"x" * 5000)], guarded.headers())
+        responses = list(stream)
+        call_id = stream.answer().call_id
+    assert [each.error_message[:17] for each in responses if each.error_message] == ["[POLICY_FORBIDS] "]
+    refused = guarded.record(f"{call_id}/1")
+    assert (refused["reason"], refused["rule"]) == ("POLICY_FORBIDS", "guards.too-much")
+    went_on = guarded.record(f"{call_id}/2")
+    assert went_on["outcome"] == "completed"
+    assert [each["guard"] for each in went_on["findings"]] == ["noted"], "30 characters are not too many"
+    with guarded.bare() as bare:
+        stream = bare.stream([slow(4, prompt=b"x", size=20)], guarded.headers())
+        list(stream)
+        call_id = stream.answer().call_id
+    told = {"guard": "wordy", "on": "output", "verdict": "flag", "enforced": "flag"}
+    assert told in guarded.record(f"{call_id}/1")["findings"]
     guarded.settles()

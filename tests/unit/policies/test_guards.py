@@ -26,7 +26,7 @@ def asked(*prompts: bytes) -> InferenceFacts:
 
 
 def watch(*docs: dict[str, Any]) -> Watch:
-    found = guards(*docs).watch()
+    found = guards(*docs).watch(InferenceFacts())
     assert found is not None
     return found
 
@@ -117,7 +117,7 @@ def test_what_is_held_stays_behind_what_was_heard() -> None:
     doc = GuardDoc.model_validate({"id": "word", "on": "output", "patterns": ["secret"], "then": "deny"})
     made = compile_guards([doc], Hold(10, 10**9))
     assert made is not None
-    found = made.watch()
+    found = made.watch(InferenceFacts())
     assert found is not None
     for _ in range(20):
         assert found.feed([b"ab "]) == ()

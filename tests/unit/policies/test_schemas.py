@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from typer.testing import CliRunner
 
-from policies.schemas import CEDAR_SCHEMA, cedar_schema, schemas
+from policies.schemas import CEDAR_SCHEMAS, cedar_schemas, schemas
 from policies.yamlfile import Document, read
 from sidecar.cli.policy import app
 from tests.support.policy import DEMO_BUNDLE
@@ -88,10 +88,10 @@ def test_the_command_writes_them(tmp_path: Path) -> None:
     run = CliRunner()
     out = run.invoke(app, ["schema", str(tmp_path / "schemas")])
     assert out.exit_code == 0, out.output
-    assert {path.name for path in (tmp_path / "schemas").iterdir()} == {*SCHEMAS, CEDAR_SCHEMA}
+    assert {path.name for path in (tmp_path / "schemas").iterdir()} == {*SCHEMAS, *CEDAR_SCHEMAS}
     assert json.loads((tmp_path / "schemas" / "tenant.schema.json").read_text()) == SCHEMAS["tenant.schema.json"]
     told = json.loads(run.invoke(app, ["schema"]).output)
-    assert told == {**SCHEMAS, CEDAR_SCHEMA: cedar_schema()}
+    assert told == {**SCHEMAS, **cedar_schemas()}
     (tmp_path / "file").write_text("")
     refused = run.invoke(app, ["schema", str(tmp_path / "file" / "in")])
     assert refused.exit_code == 2
