@@ -278,6 +278,7 @@ class _Compiler:
                 continue
             for resolved in (tenant.limits, *(those for _, those in tenant.later)):
                 self._problems += checks.limit_faults(document, doc, resolved, models or {})
+            self._problems += dict.fromkeys(checks.key_limits(document, tenant))
             self._problems += checks.declared_classes(document, doc, self._classes)
         self._problems += checks.pool_guarantees(tenants, models or {})
         return tenants

@@ -93,6 +93,14 @@ def limit_faults(
             yield document.problem(("models", index), message)
 
 
+def key_limits(document: Document, tenant: Tenant) -> Iterator[Problem]:
+    """Limits of a key that its tenant's own make meaningless."""
+    for name, rule in (tenant.keys or {}).items():
+        for begins, own in rule.limits:
+            for limit, message in limits.wider(tenant.limits_at(begins), own):
+                yield document.problem(("keys", name, "limits", limit), f"{limit} {message}")
+
+
 def pool_guarantees(tenants: Mapping[str, Tenant], models: Mapping[str, ModelProfile]) -> Iterator[Problem]:
     """More than the whole of a pool can't be guaranteed, at whatever time."""
     moments = sorted({begins for tenant in tenants.values() for begins, _ in tenant.later})

@@ -124,6 +124,7 @@ class Decider:
             profile=self.profile(asked.model),
             limits=limits,
             model_limits=narrower(limits, asked.model),
+            key_limits=None if asked.key is None else asked.key.limits_at(at),
             audit=tenant.audit,
             data_class=residency.label(tenant.residency, asked.classes, self._bundle.regions),
             may_trace=healthy and residency.traced(tenant.residency, asked.classes, self._place),

@@ -9,7 +9,7 @@ from typing import Any, Final
 from policies.document import LimitsDoc, NarrowDoc, PlanDoc
 from sidecar.core.model import Contract, Limits, ModelProfile, PoolSize, RequestRate, Share
 
-__all__ = ["contradictions", "narrower", "overcommitted", "resolve", "too_small"]
+__all__ = ["contradictions", "narrower", "of_key", "overcommitted", "resolve", "too_small", "wider"]
 
 _WHOLE: Final = 1000  # thousandths
 
@@ -32,6 +32,15 @@ def resolve(plan: PlanDoc, overrides: Sequence[LimitsDoc]) -> Limits:
         models=tuple((pattern, _limits(dict(narrow))) for pattern, narrow in per_model.items()),
         per_key=None if per_key is None else _limits(dict(per_key)),
     )
+
+
+def of_key(plan: PlanDoc, overrides: Sequence[LimitsDoc], own: NarrowDoc) -> Limits:
+    """A key's limits: each comes whole from its own, where that writes it, else from ``per_key`` of tenant or plan."""
+    per_key = plan.per_key
+    for override in overrides:
+        per_key = override.per_key if "per_key" in override.model_fields_set else per_key
+    written = dict.fromkeys(NarrowDoc.model_fields) | {"shadow": ()} if per_key is None else dict(per_key)
+    return _limits(written | {name: getattr(own, name) for name in own.model_fields_set})
 
 
 def _limits(written: Mapping[str, Any], **more: Any) -> Limits:
@@ -62,15 +71,20 @@ def contradictions(limits: Limits) -> Iterator[str]:
     if limits.per_key is not None:
         inner.append(("per_key", limits.per_key))
     for where, each in inner:
-        for name, wide, narrow in (
-            ("tokens", limits.tokens_per_minute, each.tokens_per_minute),
-            ("compute", limits.compute_per_minute, each.compute_per_minute),
-            ("concurrency", limits.concurrency, each.concurrency),
-            ("kv_memory", limits.kv_bytes, each.kv_bytes),
-            ("tensor_memory", limits.tensor_bytes, each.tensor_bytes),
-        ):
-            if wide is not None and narrow is not None and narrow > wide:
-                yield f"{where}: {name} ({narrow}) is more than the tenant's own ({wide}), so it limits nothing"
+        yield from (f"{where}: {name} {message}" for name, message in wider(limits, each))
+
+
+def wider(limits: Limits, each: Limits) -> Iterator[tuple[str, str]]:
+    """Which of the further limits ``each`` a tenant's own make meaningless, and why."""
+    for name, wide, narrow in (
+        ("tokens", limits.tokens_per_minute, each.tokens_per_minute),
+        ("compute", limits.compute_per_minute, each.compute_per_minute),
+        ("concurrency", limits.concurrency, each.concurrency),
+        ("kv_memory", limits.kv_bytes, each.kv_bytes),
+        ("tensor_memory", limits.tensor_bytes, each.tensor_bytes),
+    ):
+        if wide is not None and narrow is not None and narrow > wide:
+            yield name, f"({narrow}) is more than the tenant's own ({wide}), so it limits nothing"
 
 
 def too_small(limits: Limits, models: Iterable[ModelProfile], pattern: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from policies import limits
-from policies.document import GrantDoc, HoldBackDoc, KeyDoc, PlanDoc, ResidencyDoc, TenantDoc
+from policies.document import GrantDoc, HoldBackDoc, KeyDoc, LimitsDoc, PlanDoc, ResidencyDoc, TenantDoc
 from policies.guards import Guards, compile_guards
 from policies.residency import Residency, Rules
 from policies.watching import Hold
@@ -51,6 +51,11 @@ class KeyRule:
     period: Period
     grants: tuple[Grant, ...] | None
     data_class: str
+    limits: tuple[tuple[float, Limits], ...] = ()  # each from its moment on; none: the tenant's ``per_key``
+
+    def limits_at(self, at: float) -> Limits | None:
+        """Its own limits, the same object for the same; None: it has none."""
+        return next((those for begins, those in reversed(self.limits) if begins <= at), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,7 @@ class Tenant:
             yield from grant.period.edges()
         for rule in rules:
             yield from rule.period.edges()
+            yield from (begins for begins, _ in rule.limits if math.isfinite(begins))
 
 
 def covering(grants: Iterable[Grant], model: str, at: float) -> int | None:
@@ -138,7 +144,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
         period=_period(doc.begins, doc.ends),
         later=later,
         loras=frozenset(doc.loras),
-        keys={key: _key(rule) for key, rule in doc.keys.items()} or None,
+        keys={key: _key(doc, rule, plan) for key, rule in doc.keys.items()} or None,
         aliases={} if plan is None else plan.aliases,
         guards=compile_guards(doc.guards, _hold(doc.hold_back)),
         hold=_hold(doc.hold_back),
@@ -159,20 +165,31 @@ def _grants(docs: Sequence[GrantDoc]) -> tuple[Grant, ...]:
     return tuple(Grant(doc.model, _period(doc.begins, doc.ends), doc.shadow) for doc in docs)
 
 
-def _key(doc: KeyDoc) -> KeyRule:
+def _key(tenant: TenantDoc, doc: KeyDoc, plan: PlanDoc | None) -> KeyRule:
     grants = None if doc.models is None else _grants(doc.models)
-    return KeyRule(_period(doc.begins, doc.ends), grants, doc.data_class or "")
+    own, found = doc.limits, list[tuple[float, Limits]]()
+    for start, in_force in _moments(tenant) if own is not None and plan is not None else ():
+        assert plan is not None
+        assert own is not None
+        resolved = limits.of_key(plan, in_force, own)
+        if not found or resolved != found[-1][1]:
+            found.append((start, resolved))
+    return KeyRule(_period(doc.begins, doc.ends), grants, doc.data_class or "", tuple(found))
+
+
+def _moments(doc: TenantDoc) -> Iterator[tuple[float, list[LimitsDoc]]]:
+    """From when on which of the tenant's exceptions are in force; the first is before any date."""
+    periods = [_period(written.begins, written.ends) for written in doc.limits]
+    for start in (-math.inf, *sorted({edge for period in periods for edge in period.edges()})):
+        yield start, [written for written, period in zip(doc.limits, periods, strict=True) if period.covers(start)]
 
 
 def _timeline(doc: TenantDoc, plan: PlanDoc | None) -> tuple[Limits, tuple[tuple[float, Limits], ...]]:
     """The limits before any date, and from which moment on others are. Of several in force the last wins."""
     if plan is None:
         return Limits(), ()
-    periods = [_period(written.begins, written.ends) for written in doc.limits]
-    starts = [-math.inf, *sorted({edge for period in periods for edge in period.edges()})]
     resolved: list[tuple[float, Limits]] = []
-    for start in starts:
-        in_force = [written for written, period in zip(doc.limits, periods, strict=True) if period.covers(start)]
+    for start, in_force in _moments(doc):
         found = limits.resolve(plan, in_force)
         if not resolved or found != resolved[-1][1]:
             resolved.append((start, found))

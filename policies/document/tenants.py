@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from policies.document.fields import DataClass, Dated, Doc, LoraName, ModelPattern, Name, TenantName, as_list
-from policies.document.plans import LimitsDoc
+from policies.document.plans import LimitsDoc, NarrowDoc
 from policies.units import Duration
 
 __all__ = [
@@ -206,6 +206,7 @@ class KeyDoc(Dated):
 
     models: tuple[Grant, ...] | None = Field(default=None, max_length=1000)
     data_class: DataClass | None = None  # of whatever is sent with it
+    limits: NarrowDoc | None = None  # in place of what per_key says of those that it writes
 
 
 class TenantDoc(Dated):

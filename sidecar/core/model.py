@@ -175,6 +175,7 @@ class Verdict(Struct, frozen=True):
     alias: str = ""
     route: Route = NO_ROUTE
     model_limits: Limits | None = None  # of this tenant and this model together, beside ``limits``
+    key_limits: Limits | None = None  # of the API key that asks, in place of ``limits.per_key``
     guards: Guards | None = None  # what the prompt and the output may hold; None: whatever they like
     loras: frozenset[str] = frozenset()  # the adapters that this tenant may use, by name or id
 

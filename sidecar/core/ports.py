@@ -172,11 +172,12 @@ class Quotas(Protocol):
 
     def reserve(
         self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool, key: str = "",
-        model_limits: Limits | None = None, pool: PoolSize | None = None,
+        model_limits: Limits | None = None, pool: PoolSize | None = None, key_limits: Limits | None = None,
     ) -> Reservation | Denial:  # fmt: skip
         """All or none. With ``enforce=False`` always a Reservation, whose ``over`` says what would be refused.
 
-        ``key``: whom ``limits.per_key`` counts apart. ``pool``: what the bundle states of the model's pool.
+        ``key``: whom ``key_limits``, or else ``limits.per_key``, counts apart. ``pool``: what the bundle states of the
+        model's pool.
         """
         ...
 

@@ -109,7 +109,7 @@ class LocalQuotas:
 
     def reserve(
         self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool, key: str = "",
-        model_limits: Limits | None = None, pool: PoolSize | None = None,
+        model_limits: Limits | None = None, pool: PoolSize | None = None, key_limits: Limits | None = None,
     ) -> Reservation | Denial:  # fmt: skip
         """All or none, tried in the order of ``Quantity``.
 
@@ -118,7 +118,7 @@ class LocalQuotas:
         the refusals that a day of enforcing would have brought. A limit in shadow is the same for itself alone.
         """
         now = at.mono_ns
-        accounts = self._accounts(tenant, model, key, limits, model_limits, now)
+        accounts = self._accounts(tenant, model, key, limits, model_limits, key_limits or limits.per_key, now)
         timed = demand.timed and any(account.limits.compute_per_minute is not None for account in accounts)
         usual = self._usual_of(tenant, model) if timed or limits.expected else None
         ask = _ask(demand, limits, usual, timed=timed)
@@ -143,20 +143,21 @@ class LocalQuotas:
         return Held(tenant, model, demand, at, over, taken, ask, usual, pools, _Meter(ask.tokens, filled, 0, now))
 
     def _accounts(
-        self, tenant: str, model: str, key: str, limits: Limits, model_limits: Limits | None, now: int
-    ) -> tuple[Account, ...]:
+        self, tenant: str, model: str, key: str, limits: Limits, model_limits: Limits | None,
+        key_limits: Limits | None, now: int,
+    ) -> tuple[Account, ...]:  # fmt: skip
         own = self._tenants.get(tenant)
         if own is None or own.limits is not limits:
             own = self._account(self._tenants, tenant, f"tenant:{tenant}", limits, now)
-        if model_limits is None and limits.per_key is None:
+        if model_limits is None and key_limits is None:
             return (own,)
         found = [own]
         if model_limits is not None:
             subject = f"tenant:{tenant} model:{model}"
             found.append(self._account(self._models, (tenant, model), subject, model_limits, now))
-        if limits.per_key is not None and key:
+        if key_limits is not None and key:
             subject = f"tenant:{tenant} key:{key}"
-            found.append(self._account(self._keys, (tenant, key), subject, limits.per_key, now))
+            found.append(self._account(self._keys, (tenant, key), subject, key_limits, now))
         return tuple(found)
 
     @staticmethod

@@ -96,7 +96,7 @@ class SharedQuotas(LocalQuotas):
 
     def reserve(
         self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool, key: str = "",
-        model_limits: Limits | None = None, pool: PoolSize | None = None,
+        model_limits: Limits | None = None, pool: PoolSize | None = None, key_limits: Limits | None = None,
     ) -> Reservation | Denial:  # fmt: skip
         """As ``LocalQuotas``: all or none, the leases first."""
         with self._guard:
@@ -107,7 +107,16 @@ class SharedQuotas(LocalQuotas):
             if refused is not None and enforce and not shadowed:
                 return refused
             found = super().reserve(
-                tenant, model, state.local, demand, at, enforce=enforce, key=key, model_limits=model_limits, pool=pool
+                tenant,
+                model,
+                state.local,
+                demand,
+                at,
+                enforce=enforce,
+                key=key,
+                model_limits=model_limits,
+                pool=pool,
+                key_limits=key_limits,
             )
             if isinstance(found, Denial):
                 return found

@@ -169,7 +169,7 @@ class FakePorts:
 
     def reserve(
         self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool, key: str = "",
-        model_limits: Limits | None = None, pool: PoolSize | None = None,
+        model_limits: Limits | None = None, pool: PoolSize | None = None, key_limits: Limits | None = None,
     ) -> Reservation | Denial:  # fmt: skip
         denial = self._step("reserve")
         if denial is not None and enforce:

@@ -374,3 +374,17 @@ def test_kv_cache_is_metered_as_it_grows() -> None:
     assert quotas.grow(stream, 5, at(1.0), exact=True) is None  # one block for a second, then two
     used = quotas.settle(stream, Usage(input_tokens=4, output_tokens=5), at(3.0))
     assert used == 40 * 1000 + 80 * 2000
+
+
+def test_a_key_of_its_own_limits_is_held_to_them_and_its_neighbours_to_per_key() -> None:
+    own, limits = Limits(concurrency=2), Limits(concurrency=10, per_key=Limits(concurrency=1))
+    quotas = LocalQuotas()
+
+    def taken(key: str, key_limits: Limits | None) -> bool:
+        found = quotas.reserve(
+            "acme", "chat", limits, Demand(), Instant(0, 0), enforce=True, key=key, key_limits=key_limits
+        )
+        return isinstance(found, Reservation)
+
+    assert [taken("ci", own) for _ in range(3)] == [True, True, False]
+    assert [taken("web", None) for _ in range(2)] == [True, False]
