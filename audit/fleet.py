@@ -11,7 +11,7 @@ import base64
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from audit.logbook import ForkError, log_signer, origin_of
 from audit.merkle import Frontier, leaf_hash
 from audit.rows import EVENT_COLUMNS
 from audit.storing import publish, tree_of
-from audit.tables import audit_events, audit_leaves, audit_logs, fleet_entries
+from audit.tables import audit_checkpoints, audit_events, audit_leaves, audit_logs, fleet_entries
 from audit.tlog import Checkpoint, parse_checkpoint, parse_note
 from sidecar.core.model import Secret
 
@@ -115,13 +115,13 @@ class Fleet:
         self._pending = None
         if not connection.execute(sa.text(_LOCK)).scalar_one():
             return None
-        self._agree(connection)
+        self._agree(connection, now)
         bodies = [*self._logs(connection, now, closing), *self._officers(connection)]
         tree = self._tree
         if bodies:
             self._store(connection, tree, bodies)
             tree = tree.extended(leaf_hash(body.encode()) for body in bodies)
-        note = self._signer.sign(Checkpoint(self._signer.verifier.name, tree.size, tree.root).text)
+        note = self._signed(tree)
         if bodies:
             self._pending = (tree, bodies)
             publish(connection, FLEET, tree.size, note, now)
@@ -143,7 +143,7 @@ class Fleet:
 
     # --- agreeing with the database -------------------------------------------------------------------------------
 
-    def _agree(self, connection: sa.Connection) -> None:
+    def _agree(self, connection: sa.Connection, now: datetime) -> None:
         """Read on where others have written; write again what a restored database lost; refuse another history."""
         there = tree_of(connection, FLEET)
         if there.size < self._tree.size:
@@ -153,7 +153,8 @@ class Fleet:
             if known != there:
                 raise ForkError(f"the first {there.size} entries of the fleet's log are not those seen before")
             self._store(connection, there, lost)
-            self._restore_events(connection, lost)
+            connection.execute(sa.text("SELECT warden.restore_events(:since)"), {"since": there.size})
+            publish(connection, FLEET, self._tree.size, self._signed(self._tree), now)
             return
         c = fleet_entries.c
         query = sa.select(c.body).where(c.position >= self._tree.size).order_by(c.position)
@@ -163,13 +164,18 @@ class Fleet:
             raise ForkError(
                 f"the fleet's log of {there.size} entries does not extend the {self._tree.size} seen before"
             )
+        if new and self._signed(tree) not in self._heads_of(connection, tree.size):
+            # Whoever may write the tables can add entries; only who has the root key can sign them.
+            raise ForkError(f"nobody with the jurisdiction's key signed the fleet's log of {there.size} entries")
         self._take(tree, new)
 
-    def _restore_events(self, connection: sa.Connection, bodies: Iterable[str]) -> None:
-        for told in map(json.loads, bodies):
-            if told["kind"] == "event":
-                values = told["values"] | {"at": datetime.fromisoformat(told["values"]["at"])}
-                connection.execute(pg_insert(audit_events).values(values).on_conflict_do_nothing())
+    def _signed(self, tree: Frontier) -> str:
+        """The one note of that tree: Ed25519 signs the same text the same."""
+        return self._signer.sign(Checkpoint(self._signer.verifier.name, tree.size, tree.root).text)
+
+    def _heads_of(self, connection: sa.Connection, size: int) -> list[str]:
+        c = audit_checkpoints.c
+        return list(connection.scalars(sa.select(c.note).where(c.log == FLEET, c.size == size)))
 
     # --- what is new ----------------------------------------------------------------------------------------------
 

@@ -22,10 +22,11 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from audit.seal import KEY_BYTES, Random
 from audit.spool import write_whole
 
-__all__ = ["FileKeys", "KeyAlteredError", "KeyFaultError", "KeyGoneError", "KeyProvider"]
+__all__ = ["FileKeys", "KeyAlteredError", "KeyFaultError", "KeyGoneError", "KeyProvider", "Survivors"]
 
 _NONCE: Final = 12
 _SAFE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+REMEMBERED: Final = 256  # tenants whose survivors are in memory
 _VERSION: Final = re.compile(r"([1-9][0-9]{0,8})\.key")
 
 
@@ -81,13 +82,53 @@ class KeyProvider(Protocol):
         ...
 
 
+class Survivors:
+    """Data keys as they were wrapped last, in a file a tenant: a database restored from before still opens with them.
+
+    They are wrapped, under a version that lives: who reads the file has nothing without the provider.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, tuple[int, dict[str, tuple[int, bytes]]]] = {}
+
+    def keep(self, tenant: str, version: int, survivors: Mapping[str, tuple[int, bytes]]) -> None:
+        """Durable when this returns. Raises KeyFaultError."""
+        path = self._path(tenant)
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_whole(path, msgspec.msgpack.encode([version, dict(survivors)]))
+        except OSError as fault:
+            raise KeyFaultError(f"{path}: {fault.strerror}") from fault
+
+    def find(self, tenant: str, key_id: str) -> tuple[int, bytes] | None:
+        """Raises KeyFaultError."""
+        path = self._path(tenant)
+        try:
+            stamp = path.stat().st_mtime_ns
+            known = self._known.get(tenant)
+            if known is None or known[0] != stamp:
+                _, found = msgspec.msgpack.decode(path.read_bytes(), type=tuple[int, dict[str, tuple[int, bytes]]])
+                known = self._known[tenant] = (stamp, found)
+                while len(self._known) > REMEMBERED:
+                    self._known.pop(next(iter(self._known)))
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as fault:
+            raise KeyFaultError(f"{path}: {fault}") from fault
+        return known[1].get(key_id)
+
+    def _path(self, tenant: str) -> Path:
+        return folder_of(self._directory, tenant) / "survivors"
+
+
 class FileKeys:
     """A directory with one folder a tenant and one file a version, shared by all who seal or open in a jurisdiction."""
 
     def __init__(self, directory: Path, random: Random) -> None:
         self._directory, self._random = directory, random
         self._known: dict[tuple[str, int], tuple[bytes, tuple[int, int]]] = {}
-        self._survivors: dict[str, tuple[int, dict[str, tuple[int, bytes]]]] = {}
+        self._survivors = Survivors(directory)
 
     def current(self, tenant: str) -> int:
         found = self.versions(tenant)
@@ -126,8 +167,7 @@ class FileKeys:
     def destroy(self, tenant: str, version: int, survivors: Mapping[str, tuple[int, bytes]]) -> None:
         folder = self._folder(tenant)
         try:
-            kept = msgspec.msgpack.encode([version, dict(survivors)])
-            write_whole(folder / "survivors", kept)
+            self._survivors.keep(tenant, version, survivors)
             path = folder / f"{version}.key"
             with path.open("r+b") as file:  # its blocks too, where the file system writes in place
                 file.write(bytes(KEY_BYTES))
@@ -142,18 +182,7 @@ class FileKeys:
         self._known.pop((tenant, version), None)
 
     def survivor(self, tenant: str, key_id: str) -> tuple[int, bytes] | None:
-        path = self._folder(tenant) / "survivors"
-        try:
-            stamp = path.stat().st_mtime_ns
-            known = self._survivors.get(tenant)
-            if known is None or known[0] != stamp:
-                _, found = msgspec.msgpack.decode(path.read_bytes(), type=tuple[int, dict[str, tuple[int, bytes]]])
-                known = self._survivors[tenant] = (stamp, found)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.DecodeError) as fault:
-            raise KeyFaultError(f"{path}: {fault}") from fault
-        return known[1].get(key_id)
+        return self._survivors.find(tenant, key_id)
 
     def _key(self, tenant: str, version: int) -> bytes:
         """Looked at each time: a key that was destroyed must not live on in a process that remembers it."""
@@ -205,9 +234,14 @@ class FileKeys:
             return 0
 
     def _folder(self, tenant: str) -> Path:
-        if _SAFE.fullmatch(tenant):
-            return self._directory / f"t-{tenant}"
-        return self._directory / f"x-{hashlib.sha256(tenant.encode('utf-8', 'surrogatepass')).hexdigest()}"
+        return folder_of(self._directory, tenant)
+
+
+def folder_of(directory: Path, tenant: str) -> Path:
+    """One folder a tenant, whatever its name."""
+    if _SAFE.fullmatch(tenant):
+        return directory / f"t-{tenant}"
+    return directory / f"x-{hashlib.sha256(tenant.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def context_of(parts: Iterable[str]) -> bytes:

@@ -16,6 +16,7 @@ from audit.evidence import covered
 from audit.fleet import FLEET
 from audit.opening import Opener
 from audit.rows import officer_row
+from audit.storing import lock_keys
 from audit.tables import audit_calls, audit_checkpoints, audit_events, data_keys, fleet_entries
 
 __all__ = ["DROPPED", "Retained", "retain"]
@@ -88,6 +89,7 @@ def _expired_tenants(engine: sa.Engine, today: date) -> list[str]:
 
 def _end_keys(connection: sa.Connection, opener: Opener, officer: Officer, tenant: str, done: Retained) -> None:
     """Destroy the keys of one tenant whose time is over, but those that a hold covers."""
+    lock_keys(connection, [tenant], alone=True)
     found = set(
         connection.scalars(sa.select(data_keys.c.id).where(data_keys.c.tenant == tenant, _over(officer.at.date())))
     )

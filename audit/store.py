@@ -172,25 +172,12 @@ def partitions(connection: sa.Connection, table: str = "audit_calls") -> set[str
 
 
 def ensure_partitions(connection: sa.Connection, days: Iterable[date]) -> None:
-    """Make what is missing, one a UTC day. Attaching (not CREATE … PARTITION OF) leaves readers and writers alone."""
+    """Make what is missing, one a UTC day, as the tables' owner does it (migration 0011)."""
     wanted = sorted(set(days))
     if not _missing(connection, wanted):
         return
-    connection.execute(sa.text("SELECT pg_advisory_xact_lock(hashtextextended('warden.partitions', 0))"))
     for table, day in _missing(connection, wanted):
-        name = partition_name(day, table)
-        connection.exec_driver_sql(
-            f"CREATE TABLE warden.{name} (LIKE warden.{table}"
-            " INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING INDEXES)"
-        )
-        attach_partition(connection, day, table)
-        if table == "audit_calls":
-            # Row triggers come with the parent; one on TRUNCATE does not (migration 0009).
-            connection.exec_driver_sql(
-                f"CREATE TRIGGER no_truncate BEFORE TRUNCATE ON warden.{name}"
-                " FOR EACH STATEMENT EXECUTE FUNCTION warden.refuse_change()"
-            )
-            connection.exec_driver_sql(f"ALTER TABLE warden.{name} ENABLE ALWAYS TRIGGER no_truncate")
+        connection.execute(sa.text("SELECT warden.make_partition(:table, :day)"), {"table": table, "day": day})
 
 
 def _missing(connection: sa.Connection, days: Sequence[date]) -> list[tuple[str, date]]:

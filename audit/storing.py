@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -60,9 +61,10 @@ class RejectedError(Exception):
 
 
 def cursor_of(connection: sa.Connection, journal: str) -> tuple[Cursor, str] | None:
-    """(cursor, the log that moved it last)."""
+    """(cursor, the log that moved it furthest): each log that reads a journal has a cursor of its own in it."""
     c = journal_cursors.c
-    row = connection.execute(sa.select(c.needed, c.done, c.log).where(c.journal == journal)).one_or_none()
+    query = sa.select(c.needed, c.done, c.log).where(c.journal == journal)
+    row = connection.execute(query.order_by(c.done.desc(), c.needed.desc(), c.updated_at.desc()).limit(1)).one_or_none()
     return None if row is None else (Cursor(row.needed, row.done), row.log)
 
 
@@ -119,11 +121,11 @@ def _claim(connection: sa.Connection, batch: Batch) -> bool:
 
 
 def _advance(connection: sa.Connection, batch: Batch) -> None:
-    place = {"needed": batch.after.needed, "done": batch.after.done, "log": batch.log, "updated_at": sa.func.now()}
+    place = {"needed": batch.after.needed, "done": batch.after.done, "updated_at": sa.func.now()}
     connection.execute(
         pg_insert(journal_cursors)
-        .values(journal=batch.journal, **place)
-        .on_conflict_do_update(index_elements=["journal"], set_=place)
+        .values(journal=batch.journal, log=batch.log, **place)
+        .on_conflict_do_update(index_elements=["journal", "log"], set_=place)
     )
     if not batch.rows:
         return
@@ -249,10 +251,9 @@ def _insert_terms(connection: sa.Connection, rows: Sequence[CallRow]) -> None:
     """
     if not rows:
         return
-    c = data_keys.c
-    keys = {row.values[_DATA_KEY] for row in rows}
-    living = sa.select(c.id).where(c.id.in_(keys), c.wrapped.is_not(None)).order_by(c.id)
-    there = set(connection.scalars(living.with_for_update(read=True)))
+    lock_keys(connection, [row.values[_TENANT] for row in rows])
+    keys = sorted({row.values[_DATA_KEY] for row in rows})
+    there = set(connection.scalars(sa.text("SELECT warden.living_keys(:ids)"), {"ids": keys}))
     values = [(row.started, row.call_id, row.values[_DATA_KEY], row.terms) for row in rows]
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
@@ -265,24 +266,46 @@ def _insert_terms(connection: sa.Connection, rows: Sequence[CallRow]) -> None:
 
 
 _DATA_KEY: Final = CALL_COLUMNS.index("data_key")
+_TENANT: Final = CALL_COLUMNS.index("tenant")
+
+
+class _Insert:
+    """INSERT into one table: what row-level security guards, COPY doesn't take."""
+
+    def __init__(self, table: sa.Table, columns: tuple[str, ...]) -> None:
+        self._statement = sa.insert(table)
+        self._columns = columns
+        self._json = tuple(n for n, name in enumerate(columns) if isinstance(table.c[name].type, JSONB))
+
+    def write(self, connection: sa.Connection, rows: Sequence[Row]) -> None:
+        """Raises the driver's own errors, and SQLAlchemy's."""
+        values = []
+        for row in rows:
+            told: list[Any] = list(row.values)
+            for at in self._json:
+                told[at] = json.loads(told[at])
+            values.append(dict(zip(self._columns, told, strict=True)))
+        connection.execute(self._statement, values)
+
+
 _CALLS: Final = _Copy(audit_calls, CALL_COLUMNS)
-_EVENTS: Final = _Copy(audit_events, EVENT_COLUMNS)
+_EVENTS: Final = _Insert(audit_events, EVENT_COLUMNS)
 
 
-def _insert(connection: sa.Connection, copy: _Copy, rows: Sequence[Row]) -> list[tuple[int, str]]:
+def _insert(connection: sa.Connection, copy: _Copy | _Insert, rows: Sequence[Row]) -> list[tuple[int, str]]:
     """Insert all that can be; what cannot is found by halving. At most 2n statements: (position, the words for it)."""
     if not rows:
         return []
     try:
         with connection.begin_nested():
             copy.write(connection, rows)
-    except (psycopg.Error, UnicodeError, OverflowError) as fault:
+    except (psycopg.Error, sa.exc.DBAPIError, UnicodeError, OverflowError) as fault:
         if not is_data_fault(fault):
             raise
         if len(rows) == 1:
             position = rows[0].position
             assert position is not None
-            return [(position, str(fault))]
+            return [(position, str(getattr(fault, "orig", None) or fault))]
         middle = len(rows) // 2
         return _insert(connection, copy, rows[:middle]) + _insert(connection, copy, rows[middle:])
     return []

@@ -124,7 +124,7 @@ journal_cursors: Final = sa.Table(
     "journal_cursors",
     metadata,
     sa.Column("journal", sa.Text, primary_key=True),
-    sa.Column("log", sa.Text, nullable=False),
+    sa.Column("log", sa.Text, primary_key=True),
     sa.Column("needed", sa.BigInteger, nullable=False),  # read again from here after a restart
     sa.Column("done", sa.BigInteger, nullable=False),  # everything that ended up to here is stored
     sa.Column("updated_at", _when, nullable=False, server_default=sa.func.now()),
@@ -238,4 +238,15 @@ database_facts: Final = sa.Table(
     metadata,
     sa.Column("key", sa.Text, primary_key=True),
     sa.Column("value", sa.Text, nullable=False),
+)
+
+database_roles: Final = sa.Table(  # the logins that `warden db enroll` made (audit.roles)
+    "database_roles",
+    metadata,
+    sa.Column("role", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("made_at", _when, nullable=False),
+    _text("made_by"),
+    sa.Column("revoked_at", _when),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from audit.content import ContentError
-from audit.keys import KeyGoneError, KeyProvider, context_of
+from audit.keys import KeyFaultError, KeyGoneError, KeyProvider, context_of
 from audit.seal import KEY_BYTES, Random
 
 __all__ = [
@@ -92,13 +93,21 @@ class Vault:
     def _make(self, tenant: str, days: int | None, day: date, subject: str, version: int) -> _Live:
         secret, key_id = self.random(KEY_BYTES), self.random(16).hex()
         row = KeyRow(key_id, tenant, days, day, version, None, None, None)
-        wrapped = self.provider.wrap(tenant, version, secret, row.context)
         named = subject.encode("utf-8", "surrogatepass")
+        try:
+            wrapped = self.provider.wrap(tenant, version, secret, row.context)
+            # Before anything is sealed under it: a provider that errs, or lies, would lose all of it.
+            if not hmac.compare_digest(self.provider.unwrap(tenant, version, wrapped, row.context), secret):
+                raise KeyFaultError(f"the provider of the master keys of {tenant!r} gives back another key")
+            mac = self.provider.mac(tenant, version, named) if named else None
+        except KeyGoneError as fault:  # renewed since: the next try asks which version is current
+            self._current.pop(tenant, None)
+            raise KeyFaultError(f"the master key of {tenant!r} changed: {fault}") from fault
         row = msgspec.structs.replace(
             row,
             wrapped=wrapped,
             subject_sealed=seal_subject(secret, key_id, named, self.random) if named else None,
-            subject_mac=self.provider.mac(tenant, version, named) if named else None,
+            subject_mac=mac,
         )
         self._made[key_id] = row
         return _Live(row, secret)

@@ -12,6 +12,7 @@ from audit.seal import KeyFault, load_root_key, same_volume
 from sidecar.cli.common import Exit, JsonOption, absent, emit, fail
 from sidecar.runtime import compose, restricted, selfcheck
 from sidecar.runtime.ask import TritonDesk
+from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.settings import SettingsError, load
 from sidecar.triton.selfcheck import Finding, Severity
 
@@ -88,4 +89,7 @@ def _problems(file: Path) -> list[str]:
         typer.echo(
             f"{file}: audit.journal.key_file: on the journal's own volume; who takes the disk has both", err=True
         )
+    dsn = sidecar_dsn(settings.audit.database)
+    if isinstance(dsn, KeyFault):
+        problems.append(f"{file}: audit.database.sidecar_dsn_file: {dsn.detail}")
     return problems

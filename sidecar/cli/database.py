@@ -12,8 +12,10 @@ import sqlalchemy as sa
 from audit import store
 from audit.keys import KeyFaultError
 from audit.opening import Opener
+from audit.secretfile import KeyFault
 from sidecar.cli.common import Exit, fail
 from sidecar.cli.desk import load_settings
+from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipping import keys_of
 
@@ -36,7 +38,10 @@ class Database:
 def database(config: Path, *, application: str) -> Iterator[Database]:
     """The database that ``config`` names; its faults end the command: 3 where it is away, 1 where it is a wrong one."""
     settings = load_settings(config)
-    engine = store.connect(settings.audit.database.dsn, application=application, pool=2)
+    dsn = settings.audit.database.dsn or sidecar_dsn(settings.audit.database)
+    if isinstance(dsn, KeyFault):
+        fail(Exit.USAGE, dsn.detail)
+    engine = store.connect(dsn, application=application, pool=2)
     try:
         yield Database(settings, engine)
     except store.WrongJurisdictionError as fault:

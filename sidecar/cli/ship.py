@@ -11,6 +11,7 @@ from audit.store import WrongJurisdictionError
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail
 from sidecar.cli.desk import load_settings
 from sidecar.runtime import dumps
+from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.shipper import PARENT_VARIABLE
 from sidecar.runtime.shipping import AlreadyShippingError, bind_to_parent, load_sealer
 from sidecar.runtime.shipping import ship as run
@@ -37,6 +38,9 @@ def ship(config: ConfigOption = DEFAULT_CONFIG) -> None:
         fail(Exit.USAGE, root.detail)
     if isinstance(sealer, KeyFault):
         fail(Exit.USAGE, sealer.detail)
+    dsn = sidecar_dsn(settings.audit.database)
+    if isinstance(dsn, KeyFault):
+        fail(Exit.USAGE, dsn.detail)
     try:
         run(settings, root, sealer, stop)
     except WrongJurisdictionError as fault:
@@ -44,4 +48,4 @@ def ship(config: ConfigOption = DEFAULT_CONFIG) -> None:
     except AlreadyShippingError as fault:
         fail(Exit.DEPENDENCY, str(fault))
     except OSError as fault:
-        fail(Exit.DEPENDENCY, f"{fault.filename or config}: {fault.strerror}")
+        fail(Exit.DEPENDENCY, f"{fault.filename or config}: {fault.strerror or fault}")

@@ -36,6 +36,7 @@ from sidecar.quotas.local import LocalQuotas
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, location, restricted, tls
 from sidecar.runtime.digests import ModelDigests
+from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.ids import RandomIds
 from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
 from sidecar.telemetry import logs
@@ -174,8 +175,11 @@ def build(settings: Settings) -> Rooms:
     ports = Ports(identity, policies, TritonReader(isolation, _counters(settings)), quotas, recorder, instruments)
     governor = Governor(ports, mode=Mode(settings.mode))
     live = LiveRpcs()
+    dsn = sidecar_dsn(settings.audit.database)
+    if isinstance(dsn, KeyFault):
+        raise StartError(dsn.detail)
     refresher = KeyRefresher(
-        settings.audit.database.dsn, ring, book, refresh=_freshness(settings).refresh, clock=time.time,
+        dsn, ring, book, refresh=_freshness(settings).refresh, clock=time.time,
         monotonic=time.monotonic, file=file,
         changed=lambda: live.end_withdrawn(lambda credential: governor.revoked(credential, clock.now())),
     )  # fmt: skip

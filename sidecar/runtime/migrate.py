@@ -17,7 +17,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
-from audit import store
+from audit import roles, store
 from audit.tables import SCHEMA, database_facts
 
 __all__ = ["BusyError", "Status", "alembic_config", "status", "upgrade"]
@@ -83,6 +83,7 @@ def upgrade(
         fact = pg_insert(database_facts).values(key="jurisdiction", value=jurisdiction)
         connection.execute(fact.on_conflict_do_nothing())
         store.ensure_partitions(connection, store.days_ahead(today))
+        roles.grant_all(connection)
         store.check_jurisdiction(connection, jurisdiction)
         connection.commit()
     return before, status(engine, today=today)

@@ -215,18 +215,46 @@ class JournalSection(_Section):
 
 
 class DatabaseSection(_Section):
-    dsn: str = Field(repr=False)  # holds the password
+    """``dsn`` is the commands'; serve and ship use that in ``sidecar_dsn_file``, where `warden db enroll` wrote it."""
+
+    dsn: str = Field(default="", repr=False)  # may hold the password
+    sidecar_dsn_file: Path | None = None
     jurisdiction: str
     key_file: Path | None = None  # 32 bytes that stored content is sealed under; without it, the journal's
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.dsn and self.sidecar_dsn_file is None:
+            raise ValueError("names no database: write dsn, or sidecar_dsn_file in a sidecar's own configuration")
+        return self
+
+
+def _vault_address(value: str) -> str:
+    """Tokens and data keys travel there: TLS, or this very host."""
+    match = re.fullmatch(r"(https?)://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", value)
+    if match is None or (match[1] == "http" and match[2] not in {"127.0.0.1", "[::1]", "localhost"}):
+        raise ValueError(f"{value!r} is no https://HOST[:PORT] (or http:// on loopback)")
+    return value
+
+
+class VaultSection(_Section):
+    """The transit engine of a HashiCorp Vault or OpenBao that makes, keeps and destroys the tenants' master keys."""
+
+    address: Annotated[str, AfterValidator(_vault_address)]
+    token_file: Path  # as its agent writes it; read anew at each call
+    mount: str = Field(default="transit", pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$")
+    prefix: str = Field(default="warden-", pattern=r"^[A-Za-z0-9_-]{0,64}$")  # of the keys' names
+    ca_file: Path | None = None
 
 
 class MasterKeysSection(_Section):
     """Where the tenants' master keys are, which stored content is sealed under: a directory that all sidecars and
     officers of the jurisdiction share, and that no database backup holds. Without it, ``tenant-keys`` beside
-    ``database.key_file``.
+    ``database.key_file``. With ``vault`` the keys are there, and the directory only holds what is wrapped under them.
     """
 
     directory: Path | None = None
+    vault: VaultSection | None = None
     backups: Annotated[float, BeforeValidator(parse_duration), Field(ge=0)] = 0.0  # how long copies of it are kept
 
 

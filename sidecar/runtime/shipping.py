@@ -23,15 +23,17 @@ from audit.assemble import CallRecord, Place
 from audit.content import ContentSealer
 from audit.fleet import FileAnchor, Fleet
 from audit.follow import Follower, write_shipped
-from audit.keys import FileKeys
+from audit.keys import FileKeys, KeyProvider, Survivors
 from audit.logbook import LogBook
 from audit.poison import PoisonKeeper
 from audit.seal import KeyFault, load_root_key
 from audit.segments import FaultKind
 from audit.ship import Bounds, Item, Parts, Shipper
 from audit.spool import write_whole
+from audit.transit import Transit, TransitKeys
 from audit.vault import Vault
 from sidecar.core.model import Secret
+from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.settings import Settings
 from sidecar.telemetry import logs
 from sidecar.telemetry.export import SpanPump, exporter_for
@@ -140,9 +142,13 @@ def content_root(settings: Settings) -> Secret | KeyFault:
     return load_root_key(settings.audit.database.key_file or settings.audit.journal.key_file)
 
 
-def keys_of(settings: Settings) -> FileKeys:
-    """The tenants' master keys."""
-    return FileKeys(settings.audit.keys_directory, secrets.token_bytes)
+def keys_of(settings: Settings) -> KeyProvider:
+    """The tenants' master keys. Raises OSError where a CA's file can't be read."""
+    vault, directory = settings.audit.keys.vault, settings.audit.keys_directory
+    if vault is None:
+        return FileKeys(directory, secrets.token_bytes)
+    place = Transit(vault.address, vault.token_file, vault.mount, vault.prefix, vault.ca_file)
+    return TransitKeys(place, Survivors(directory))
 
 
 def _logs(settings: Settings) -> tuple[LogBook, Fleet]:
@@ -160,7 +166,10 @@ def ship(settings: Settings, root: Secret, sealer: ContentSealer, stop: threadin
     directory = settings.audit.journal.directory
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     source = JournalSource(directory, root)
-    engine = store.connect(settings.audit.database.dsn, application=f"warden-ship-{settings.sidecar.name}"[:63])
+    dsn = sidecar_dsn(settings.audit.database)
+    if isinstance(dsn, KeyFault):
+        raise OSError(dsn.detail)
+    engine = store.connect(dsn, application=f"warden-ship-{settings.sidecar.name}"[:63])
     pump = _pump(settings)
     book, fleet = _logs(settings)
     parts = Parts(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from _pytest.runner import runtestprotocol
 
+from tests.support.openbao import openbao
 from tests.support.postgres import dsn, postgres
 from tests.support.stack import SESSION, otlp, triton
 
-__all__ = ["dsn", "otlp", "postgres", "triton"]
+__all__ = ["dsn", "openbao", "otlp", "postgres", "triton"]
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

@@ -15,7 +15,15 @@ from audit.tlog import Checkpoint, Signer
 from sidecar.core.model import Secret
 from tests.support.store import ROOT
 
-APPEND_ONLY = ("audit_calls", "audit_events", "audit_leaves", "audit_checkpoints", "fleet_entries", "bundles")
+APPEND_ONLY = (
+    "audit_calls",
+    "audit_events",
+    "audit_leaves",
+    "audit_checkpoints",
+    "fleet_entries",
+    "bundles",
+    "audit_logs",
+)
 
 
 def unlock(dsn: str) -> None:

@@ -9,7 +9,7 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from audit import store
 from audit.assemble import CallRecord, Place
 from audit.content import ContentSealer
 from audit.fleet import FileAnchor, Fleet
-from audit.keys import FileKeys
+from audit.keys import FileKeys, KeyProvider
 from audit.logbook import LogBook
 from audit.poison import PoisonKeeper
 from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Settled, encode
@@ -143,8 +143,13 @@ def event(kind: str = "posture", **detail: Any) -> Event:
     return Event(f"event-{next(_ids)}", time.time_ns(), kind, "serve", detail)
 
 
-def keys_in(directory: Path) -> FileKeys:
+PROVIDERS: dict[Path, Callable[[], KeyProvider]] = {}  # by a test's directory, where they are not files
+
+
+def keys_in(directory: Path) -> KeyProvider:
     """The tenants' master keys of a test."""
+    if directory in PROVIDERS:
+        return PROVIDERS[directory]()
     return FileKeys(directory / "tenant-keys", secrets.token_bytes)
 
 

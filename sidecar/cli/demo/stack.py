@@ -21,6 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import sqlalchemy as sa
+
+from audit import roles
 from audit import store as audit_store
 from audit.seal import create_key_file
 from sidecar.cli.demo.otlp import OtlpReceiver, start_otlp
@@ -149,7 +152,8 @@ class Stack:
         # As a node's labels reach a pod in Kubernetes; here there is no node to ask.
         (self.directory / "node-labels").write_text(f'topology.kubernetes.io/region="{REGION}"\n')
         grpc, admin = (pick(8011), pick(8012)) if self.options.preferred_ports else free_ports(2)
-        self.config.write_text(json.dumps(self._settings(parts, grpc, admin), indent=2))  # YAML holds JSON
+        settings = self._settings(parts, grpc, admin)
+        self.config.write_text(json.dumps(settings, indent=2))  # YAML holds JSON
         self.info = {
             "grpc": f"{LOOPBACK}:{grpc}",
             "http": None,
@@ -162,7 +166,7 @@ class Stack:
             "config": str(self.config),
             "bundle": str(self.bundle),
             "region": REGION,
-            "tenants": self._issue_keys(parts.postgres_dsn, keys / "pepper.key"),
+            "tenants": self._issue_keys(parts.postgres_dsn, keys / "pepper.key", settings["sidecar"]["name"]),
         }
 
     def _settings(self, parts: Parts, grpc: int, admin: int) -> dict[str, Any]:
@@ -192,7 +196,11 @@ class Stack:
             },
             "audit": {
                 "journal": {"directory": "journal", "key_file": "keys/journal.key", "min_free": "64MiB"},
-                "database": {"dsn": parts.postgres_dsn, "jurisdiction": JURISDICTION},
+                "database": {
+                    "dsn": parts.postgres_dsn,
+                    "sidecar_dsn_file": "keys/sidecar.dsn",
+                    "jurisdiction": JURISDICTION,
+                },
             },
             "telemetry": {"otlp": {"endpoint": f"http://{parts.otlp.grpc}", "jurisdiction": JURISDICTION}},
         }
@@ -200,7 +208,16 @@ class Stack:
             sections[name] = _merged(sections.get(name, {}), changes)
         return sections
 
-    def _issue_keys(self, dsn: str, pepper_file: Path) -> dict[str, dict[str, str]]:
+    def _enroll(self, engine: sa.Engine, dsn: str, sidecar: str, now: datetime) -> None:
+        """The sidecar's own login, as `warden db enroll` makes it."""
+        secret = Secret(secrets.token_urlsafe(32).encode())
+        with audit_store.transaction(engine) as connection:
+            role = roles.enroll(connection, roles.RoleKind.SIDECAR, sidecar, secret, now, "demo")
+        path = self.directory / "keys" / "sidecar.dsn"
+        path.touch(mode=0o600)
+        path.write_text(roles.dsn_for(dsn, role, secret) + "\n", encoding="utf-8")
+
+    def _issue_keys(self, dsn: str, pepper_file: Path, sidecar: str) -> dict[str, dict[str, str]]:
         pepper = read_pepper(pepper_file.read_bytes())
         assert isinstance(pepper, Secret)
         office = store.Office(pepper, ENVIRONMENT, secrets.token_bytes, record_key_event, "demo")
@@ -208,6 +225,7 @@ class Stack:
         try:
             now = datetime.now(UTC)
             migrate.upgrade(engine, jurisdiction=JURISDICTION, today=now.date())
+            self._enroll(engine, dsn, sidecar, now)
             tenants: dict[str, dict[str, str]] = {}
             with audit_store.transaction(engine) as connection:
                 for tenant, subject in TENANTS.items():

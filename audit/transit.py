@@ -1,0 +1,176 @@
+"""Tenants' master keys in the transit engine of a Vault or OpenBao: they never leave it, and trimming ends them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import http.client
+import json
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError, Survivors
+from audit.secretfile import KeyFault, read_secret
+
+__all__ = ["Transit", "TransitKeys"]
+
+_SAFE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_TOKEN_BYTES: Final = 4096
+_ANSWER_BYTES: Final = 1 << 20
+TIMEOUT: Final = 3.0  # seconds of one step on the network
+# What the engine says of a version below min_decryption_version, and of bytes that are not what it made.
+_GONE: Final = ("too old", "disallowed by policy", "no such version", "key version")
+_ALTERED: Final = ("authentication failed", "invalid ciphertext", "illegal base64", "no prefix", "invalid nonce")
+
+
+@dataclass(frozen=True, slots=True)
+class Transit:
+    """Where the engine is: ``address`` an https URL (or http on loopback), ``token_file`` read anew at each call."""
+
+    address: str
+    token_file: Path
+    mount: str = "transit"
+    prefix: str = "warden-"
+    ca_file: Path | None = None
+
+
+class TransitKeys:
+    """``audit.keys.KeyProvider`` over the engine. ``survivors`` are wrapped, so they lie in a directory."""
+
+    def __init__(self, place: Transit, survivors: Survivors) -> None:
+        self._place, self._survivors = place, survivors
+        url = urlsplit(place.address)
+        self._host, self._port, self._secure = url.hostname or "", url.port, url.scheme == "https"
+        self._context = ssl.create_default_context(cafile=place.ca_file) if self._secure else None
+
+    def current(self, tenant: str) -> int:
+        found = self._read(tenant)
+        if found is None:
+            self._call("POST", f"keys/{self._name(tenant)}", {"type": "aes256-gcm96", "exportable": False})
+            found = self._read(tenant)
+        if found is None:
+            raise KeyFaultError(f"{self._place.address}: a key that was just made is not there")
+        return int(found["latest_version"])
+
+    def versions(self, tenant: str) -> list[int]:
+        found = self._read(tenant)
+        if found is None:
+            return []
+        first = max(int(found.get("min_decryption_version", 1)), int(found.get("min_available_version", 0)))
+        return sorted(version for version in map(int, found["keys"]) if version >= first)
+
+    def destroyed(self, tenant: str, version: int) -> bool:
+        found = self._read(tenant)
+        return found is not None and 0 < version < int(found.get("min_available_version", 0))
+
+    def wrap(self, tenant: str, version: int, key: bytes, context: bytes) -> bytes:
+        told = {"plaintext": _b64(key), "associated_data": _b64(context), "key_version": version}
+        return self._text(self._call("POST", f"encrypt/{self._name(tenant)}", told), "ciphertext").encode()
+
+    def unwrap(self, tenant: str, version: int, wrapped: bytes, context: bytes) -> bytes:
+        if not wrapped.startswith(b"vault:v%d:" % version):
+            raise KeyAlteredError(f"a data key of {tenant!r} was not wrapped by version {version}, or altered")
+        told = {"ciphertext": wrapped.decode("ascii", "replace"), "associated_data": _b64(context)}
+        text = self._text(self._call("POST", f"decrypt/{self._name(tenant)}", told), "plaintext")
+        try:
+            return base64.b64decode(text, validate=True)
+        except ValueError:
+            raise KeyFaultError(f"{self._place.address}: what it calls a plaintext is not base64") from None
+
+    def mac(self, tenant: str, version: int, text: bytes) -> bytes:
+        told = {"input": _b64(hashlib.sha256(b"warden lookup\0" + text).digest()), "key_version": version}
+        found = self._text(self._call("POST", f"hmac/{self._name(tenant)}", told), "hmac")
+        if not found.startswith(f"vault:v{version}:"):
+            raise KeyFaultError(f"{self._place.address}: made a MAC under another version than was asked for")
+        return base64.b64decode(found.rpartition(":")[2])[:16]
+
+    def rotate(self, tenant: str) -> int:
+        self.current(tenant)
+        self._call("POST", f"keys/{self._name(tenant)}/rotate", {})
+        return self.current(tenant)
+
+    def destroy(self, tenant: str, version: int, survivors: Mapping[str, tuple[int, bytes]]) -> None:
+        """The engine trims from the oldest on: what is older than ``version`` goes with it."""
+        self._survivors.keep(tenant, version, survivors)
+        name, least = self._name(tenant), version + 1
+        self._call("POST", f"keys/{name}/config", {"min_decryption_version": least, "min_encryption_version": least})
+        self._call("POST", f"keys/{name}/trim", {"min_available_version": least})
+        if not self.destroyed(tenant, version):
+            raise KeyFaultError(f"{self._place.address}: version {version} of {name} was to be destroyed, and is not")
+
+    def survivor(self, tenant: str, key_id: str) -> tuple[int, bytes] | None:
+        return self._survivors.find(tenant, key_id)
+
+    # --- the wire -------------------------------------------------------------------------------------------------
+
+    def _name(self, tenant: str) -> str:
+        if _SAFE.fullmatch(tenant):
+            return f"{self._place.prefix}t-{tenant}"
+        return f"{self._place.prefix}x-{hashlib.sha256(tenant.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+    def _read(self, tenant: str) -> dict[str, Any] | None:
+        found = self._call("GET", f"keys/{self._name(tenant)}", None)
+        if found is None:
+            return None
+        try:
+            return {**found["data"], "latest_version": int(found["data"]["latest_version"])}
+        except (KeyError, TypeError, ValueError):
+            raise KeyFaultError(f"{self._place.address}: describes no key where one was asked for") from None
+
+    def _text(self, found: dict[str, Any] | None, name: str) -> str:
+        try:
+            text = (found or {})["data"][name]
+        except (KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise KeyFaultError(f"{self._place.address}: its answer has no {name}")
+        return text
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any] | None:
+        """The answer's JSON; None where there is no such key. Raises KeyFaultError, KeyGoneError, KeyAlteredError."""
+        status, data = self._send(method, f"/v1/{self._place.mount}/{path}", body)
+        if status == http.HTTPStatus.NOT_FOUND:
+            return None
+        try:
+            found = json.loads(data) if data else {}
+        except ValueError:
+            raise KeyFaultError(f"{self._place.address}: answers {status} with what is no JSON") from None
+        if status < 300 and isinstance(found, dict):
+            return found
+        words = " ".join(map(str, found.get("errors", ()))) if isinstance(found, dict) else ""
+        if status == http.HTTPStatus.BAD_REQUEST and any(sign in words for sign in _ALTERED):
+            raise KeyAlteredError(f"{self._place.address}: {words[:200]}")
+        if status == http.HTTPStatus.BAD_REQUEST and any(sign in words for sign in _GONE):
+            raise KeyGoneError(f"{self._place.address}: {words[:200]}")
+        raise KeyFaultError(f"{self._place.address}: answers {status} {words[:200]}".rstrip())
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, bytes]:
+        token = read_secret(self._place.token_file, _TOKEN_BYTES)
+        if isinstance(token, KeyFault):
+            raise KeyFaultError(token.detail)
+        connection: http.client.HTTPConnection
+        if self._context is not None:
+            connection = http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT, context=self._context)
+        else:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT)
+        headers = {"X-Vault-Token": token.decode("ascii", "ignore").strip(), "Content-Type": "application/json"}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            data = answer.read(_ANSWER_BYTES + 1)
+        except (TimeoutError, OSError, http.client.HTTPException) as fault:
+            raise KeyFaultError(f"{self._place.address}: {fault or type(fault).__name__}") from None
+        finally:
+            connection.close()
+        if len(data) > _ANSWER_BYTES:
+            raise KeyFaultError(f"{self._place.address}: its answer is longer than {_ANSWER_BYTES} bytes")
+        return answer.status, data
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
