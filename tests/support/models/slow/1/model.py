@@ -1,4 +1,7 @@
-"""Sends a response every so often; a cancel is noticed before each of them and every 10 ms between."""
+"""Sends a response every so often; a cancel is noticed before each of them and every 10 ms between.
+
+The sampling parameter ``say`` is told in pieces of five characters, in place of words.
+"""
 
 import asyncio
 import json
@@ -41,7 +44,9 @@ class Stream:
         self.id = request.request_id()
         self.sender = request.get_response_sender()
         self.prompt_tokens = len(given["text_input"].split())
-        self.count = int(given.get("count", sampling.get("max_tokens", 10)))
+        said = sampling.get("say", "")
+        self.pieces = [said[at : at + 5] for at in range(0, len(said), 5)]
+        self.count = len(self.pieces) or int(given.get("count", sampling.get("max_tokens", 10)))
         self.delay_s = float(given.get("delay_ms", sampling.get("delay_ms", 10))) / 1000
         self.length = int(given.get("response_bytes", 0))
         self.given = given
@@ -53,7 +58,8 @@ class Stream:
                 self.end(pb_utils.InferenceResponse(error=error))
                 report("cancelled", self.id, n)
                 return
-            self.sender.send(self.response(f"word{n} ".ljust(self.length, "."), tokens=1, reason="None"))
+            text = self.pieces[n] if self.pieces else f"word{n} ".ljust(self.length, ".")
+            self.sender.send(self.response(text, tokens=1, reason="None"))
         self.end(self.response("", tokens=0, reason="stop"))
         report("completed", self.id, self.count)
 
