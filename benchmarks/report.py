@@ -70,11 +70,13 @@ def _reading(found: dict[str, Any]) -> list[Table]:
     for name, row in found["requests"].items():
         table.add_row(name, f"{row['message_bytes']:,}", f"{row['us']:.2f}", f"{row['afresh_us']:.2f}",
                       f"{row['extra_bytes']:,}")  # fmt: skip
-    guards = Table(title="Guards, where nothing is found: CPU µs a KB of text", title_justify="left")
-    for column in ("looked for", "in a prompt", "in an output, in pieces of 16 bytes"):
-        guards.add_column(column, justify="left" if column == "looked for" else "right")
+    guards = Table(title="Guards, where nothing is found: CPU µs a KB, outputs by bytes a piece", title_justify="left")
+    guards.add_column("looked for")
+    columns = list(next(iter(found["guards"].values())))
+    for column in columns:
+        guards.add_column(column.replace("_", ", "), justify="right")
     for name, row in found["guards"].items():
-        guards.add_row(name, f"{row['prompt_us_per_kb']:.2f}", f"{row['stream_us_per_kb']:.2f}")
+        guards.add_row(name, *(f"{row[column]:.1f}" for column in columns))
     return [table, guards]
 
 

