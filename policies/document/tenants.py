@@ -131,7 +131,9 @@ class AuditDoc(Doc):
     level: Literal["full", "prompt", "metadata"]
     retention: Annotated[int | None, BeforeValidator(_days, json_schema_input_type=_Days)]  # days
     durability: Literal["batch", "strict"] | None = None
-    redact: tuple[Annotated[RedactDoc, BeforeValidator(_redaction)], ...] = Field((), max_length=32)
+    redact: tuple[Annotated[RedactDoc, BeforeValidator(_redaction, json_schema_input_type=str | RedactDoc)], ...] = (
+        Field((), max_length=32)
+    )
     searchable: Annotated[bool, Field(strict=True)] = False
     two_people: Annotated[bool, Field(strict=True)] = False
 

@@ -203,6 +203,11 @@ def _bundle(place: Place) -> str:
         "# Every region that the bundle speaks of, and the legal area it lies in.\n"
         "regions:\n"
         f"  {_scalar(place.region)}: {{jurisdiction: {_scalar(place.jurisdiction)}}}\n"
+        "\n"
+        "# The data classes that callers may name (x-data-class) and tenants narrow (residency.classes).\n"
+        "# classes:\n"
+        "#   public: {about: published or meant to be}\n"
+        "#   phi: {about: health data of a person}\n"
     )
 
 
@@ -287,6 +292,15 @@ def _tenant(place: Place, models: tuple[Model, ...]) -> str:
         "audit:\n"
         "  level: full # prompts and outputs, sealed; prompt: no outputs; metadata: neither\n"
         "  retention: 30d\n"
+        "  # redact: [email, phone, iban, card, national_id, ip] # taken out before a record is stored\n"
+        "# What prompts and outputs may hold; in mode observe what guards find is recorded and nothing is refused.\n"
+        "# guards:\n"
+        "#   - {id: no-cards, on: prompt, classes: [card], then: flag} # deny refuses the call\n"
+        "#   - {id: codename, on: output, patterns: ['(?i)project x'], then: deny, shadow: true}\n"
+        "# hold_back: {bytes: 512, within: 200ms} # how far a stream stays behind, where a guard on outputs denies\n"
+        "# What single API keys are narrowed to, by their names.\n"
+        "# keys:\n"
+        "#   nightly: {models: [], limits: {concurrency: 4}, until: 2030-01-01}\n"
     )
 
 

@@ -41,6 +41,7 @@ def check(bundle: BundleArgument, *, json: JsonOption = False) -> None:
         emit({"ok": not problems, "bundle": None if isinstance(found, list) else found.digest, "problems": told})
     elif isinstance(found, Bundle):
         counts = f"{len(found.tenants)} tenants, {len(found.models)} models, {len(found.access.statements)} policies"
+        counts += f", {len(found.rules.rules)} rules on content" if found.rules is not None else ""
         typer.echo(f"{bundle}: good ({counts}, {len(found.cases)} cases)\n{found.digest}")
     else:
         for problem in problems:

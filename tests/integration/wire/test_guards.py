@@ -54,7 +54,7 @@ def guarded(
     acme.write_text(json.dumps({**rules, "guards": GUARDS}))
     two = {**rules, "tenant": "two", "guards": HELD, "hold_back": {"bytes": 64, "within": "2s"}}
     (bundle / "tenants" / "two.yaml").write_text(json.dumps(two))
-    (bundle / "guards").mkdir()
+    (bundle / "guards").mkdir(exist_ok=True)
     (bundle / "guards" / "content.cedar").write_text(RULES)
     parts = Parts(otlp, triton.running.addresses, postgres.create_database())
     sidecar = launch(directory / "sidecar", wire, parts, bundle)

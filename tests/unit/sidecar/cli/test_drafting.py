@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -194,3 +195,21 @@ def test_what_matters_is_told(seen: str, words: str) -> None:
 def test_nothing_but_what_grpc_hides_is_told_of_a_plain_server(address: str) -> None:
     (only,) = remarks(Server("2.51.0", (VISION,)), address)
     assert only.startswith("can't be seen over gRPC: whether Triton listens beyond loopback")
+
+
+def test_what_the_drafted_bundles_comments_offer_is_a_bundle_too() -> None:
+    """Each commented key, uncommented, is taken: what teaches must be true."""
+    offered = re.compile(r"^( *)# ((?:redact|guards|hold_back|keys|classes):.*|  (?:- |[a-z]+: \{).*)$", re.MULTILINE)
+    drafted = {name.removeprefix("bundle/"): text for name, text in draft(SERVER, PLACE).items() if "bundle/" in name}
+    shown = {name: offered.sub(r"\1\2", text) for name, text in drafted.items()}
+    assert {name for name in shown if shown[name] != drafted[name]} == {"bundle.yaml", "tenants/main.yaml"}
+    bundle = compile_bundle({name: text.encode() for name, text in shown.items()})
+    assert isinstance(bundle, Bundle), [str(problem) for problem in bundle]
+    tenant = bundle.tenants["main"]
+    assert bundle.classes == ("public", "phi")
+    assert len(tenant.audit.redact) == 6
+    assert tenant.hold is not None
+    assert tenant.keys is not None
+    assert tenant.keys["nightly"].limits_at(0.0) == Limits(concurrency=4)
+    assert tenant.guards is not None
+    assert [guard.name for guard in tenant.guards.guards] == ["no-cards", "codename"]

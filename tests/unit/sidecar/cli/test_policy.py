@@ -31,9 +31,8 @@ def broken(tmp_path: Path) -> Path:
 def test_check_passes_the_demo_s_bundle() -> None:
     code, out, err = run("check", str(DEMO_BUNDLE))
     assert (code, err) == (0, "")
-    assert out.endswith(
-        f"good (4 tenants, 5 models, 1 policies, {len(demo_bundle().cases)} cases)\n{demo_bundle().digest}\n"
-    )
+    counts = f"4 tenants, 5 models, 1 policies, 1 rules on content, {len(demo_bundle().cases)} cases"
+    assert out.endswith(f"good ({counts})\n{demo_bundle().digest}\n")
     code, out, _ = run("check", str(DEMO_BUNDLE), "--json")
     assert (code, json.loads(out)) == (0, {"ok": True, "bundle": demo_bundle().digest, "problems": []})
 
