@@ -10,6 +10,7 @@ import typer
 
 from audit.seal import KeyFault, load_root_key, same_volume
 from sidecar.cli.common import Exit, JsonOption, absent, emit, fail
+from sidecar.quotas.leases import look
 from sidecar.runtime import compose, restricted, selfcheck
 from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.dsn import sidecar_dsn
@@ -29,15 +30,18 @@ def check(
     file: Annotated[Path, typer.Argument(help="warden.yaml")],
     *,
     live: Annotated[
-        bool, typer.Option("--live", help="Ask the running Triton too, as a running sidecar does.")
+        bool, typer.Option("--live", help="Ask the running Triton and Redis too, as a running sidecar does.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
     """Say whether `warden serve` would start with FILE: its text, the bundle it names, its keys.
 
-    With --live also what is amiss with the Triton that it names: a critical finding is a no.
+    With --live also what is amiss with the Triton and the Redis that it names: a critical finding is a no, and so is a
+    Redis that cannot hold leases.
     """
     problems = _problems(file)
+    if live and not problems:
+        problems = _redis(file)
     findings = _findings(file) if live and not problems else ()
     bad = bool(problems) or findings is None or any(each.severity is Severity.CRITICAL for each in findings)
     if json:
@@ -68,6 +72,15 @@ def _findings(file: Path) -> tuple[Finding, ...] | None:
     return selfcheck.once(settings, bundle, TritonDesk(settings.triton.grpc, secret))
 
 
+def _redis(file: Path) -> list[str]:
+    """What keeps Redis from holding leases; nothing where none is named."""
+    settings = load(file)
+    if settings.quotas.redis is None:
+        return []
+    fault = look(compose.redis_access(settings.quotas.redis), settings.sidecar.region)
+    return [f"{file}: quotas.redis: {fault}"] if fault else []
+
+
 def _problems(file: Path) -> list[str]:
     if absent(file):
         return [f"{file}: no such file"]
@@ -80,7 +93,7 @@ def _problems(file: Path) -> list[str]:
         compose.check(settings)
     except compose.StartError as fault:
         problems += str(fault).splitlines()
-    problems += [f"{file}: {problem}" for problem in compose.identity_problems(settings)]
+    problems += [f"{file}: {problem}" for problem in compose.named_problems(settings)]
     journal = settings.audit.journal
     key = load_root_key(journal.key_file, apart_from=journal.directory)
     if isinstance(key, KeyFault):

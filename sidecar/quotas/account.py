@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-from sidecar.core.model import Limits, Quantity
+from sidecar.core.model import Limits, Quantity, RequestRate
 from sidecar.quotas.budget import Budget
 from sidecar.quotas.gcra import Gcra
 from sidecar.quotas.ledger import Ledger
 
-__all__ = ["Account", "Ask", "Shortfall"]
+__all__ = ["Account", "Ask", "Rate", "Shortfall", "Tokens"]
 
 _UNLIMITED: Final = Limits()
 
@@ -41,16 +41,43 @@ class Shortfall:
     policy: tuple[int, int] = (0, 0)
 
 
+class Rate(Protocol):
+    """What requests are taken from: a ``Gcra`` of this pod's own, or a lease of what many pods share."""
+
+    def configure(self, rate: RequestRate, at_ns: int, /) -> None: ...
+
+    def wait_ns(self, at_ns: int, /) -> int | None: ...
+
+    def take(self, at_ns: int, /) -> None: ...
+
+    def idle(self, at_ns: int, /) -> bool: ...
+
+
+class Tokens(Protocol):
+    """What tokens are taken from: a ``Budget``, or a lease."""
+
+    def configure(self, per_minute: int, at_ns: int, /) -> None: ...
+
+    def wait_ns(self, tokens: int, at_ns: int, /) -> int | None: ...
+
+    def charge(self, tokens: int, at_ns: int, /) -> None: ...
+
+    def left(self, at_ns: int, /) -> int: ...
+
+    def idle(self, at_ns: int, /) -> bool: ...
+
+
 @dataclass(slots=True)
 class Account:
     """Balances are kept whether limited or not where that is free, so that a limit set later finds them right."""
 
     subject: str = ""  # as QuotaFailure names it: tenant:acme
     limits: Limits = _UNLIMITED
-    rate: Gcra = field(default_factory=Gcra)
-    budget: Budget = field(default_factory=Budget)
+    rate: Rate = field(default_factory=Gcra)
+    budget: Tokens = field(default_factory=Budget)
     compute: Budget = field(default_factory=Budget)  # in ms
     ledger: Ledger = field(default_factory=Ledger)
+    slots: int | None = None  # of the limit on concurrency, those that this pod has a lease of; None: all are its own
 
     def configure(self, limits: Limits, at_ns: int) -> None:
         """Keep every balance; a rate or budget that was not limited starts with nothing owed."""
@@ -74,7 +101,9 @@ class Account:
             (limits.requests is None or self.rate.wait_ns(at_ns) == 0)
             and (limits.tokens_per_minute is None or self.budget.wait_ns(ask.tokens, at_ns) == 0)
             and (limits.compute_per_minute is None or self.compute.wait_ns(ask.compute, at_ns) == 0)
-            and (limits.concurrency is None or ledger.calls < limits.concurrency)
+            and (
+                limits.concurrency is None or ledger.calls < (limits.concurrency if self.slots is None else self.slots)
+            )
             and (limits.kv_bytes is None or kv <= 0 or ledger.kv_bytes + kv <= limits.kv_bytes)
             and (limits.tensor_bytes is None or tensor <= 0 or ledger.tensor_bytes + tensor <= limits.tensor_bytes)
         )
@@ -105,8 +134,8 @@ class Account:
         """A call that asks for no memory is not refused for memory, even where a lowered limit finds it overdrawn."""
         limits, ledger = self.limits, self.ledger
         most = limits.concurrency
-        if most is not None and ledger.calls >= most:
-            wait = ledger.wait_s(ledger.calls + 1 - most, ledger.calls) if most > 0 else None
+        if most is not None and ledger.calls >= (has := most if self.slots is None else min(most, self.slots)):
+            wait = ledger.wait_s(ledger.calls + 1 - has, ledger.calls) if most > 0 else None
             yield Shortfall(Quantity.CONCURRENCY, f"{most} at once", "", wait, (most, 0))
         for quantity, most, holds, asks in (
             (Quantity.KV_BYTES, limits.kv_bytes, ledger.kv_bytes, ask.kv),

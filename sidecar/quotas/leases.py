@@ -3,41 +3,60 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Final
 
 from sidecar.core.model import Quantity
-from sidecar.quotas.shared import SharedQuotas, Want
+from sidecar.quotas.shared import LEASE_NS, SharedQuotas, Want
 
-__all__ = ["ROUND_S", "LeaseKeeper", "Posture", "connect"]
+__all__ = ["ROUND_S", "Access", "LeaseKeeper", "Posture", "connect", "look"]
 
 _LOG: Final = logging.getLogger("warden.leases")
 ROUND_S: Final = 0.05  # seconds between two rounds
 TIMEOUT_S: Final = 0.1  # for one answer of Redis
-POD_TTL_MS: Final = 5_000  # a pod that says nothing for so long is gone, and its slots are free again
+CONNECT_S: Final = 0.5  # for a connection to it, TLS included
+ALIVE_S: Final = 0.5  # a pod that wants nothing says so often that it is there
+POD_TTL_MS: Final = LEASE_NS // 1_000_000  # a pod that says nothing for so long is gone, and its slots are free again
+GRACE_MS: Final = 2_000  # within which every pod that is there has told what it holds
 _BATCH: Final = 256  # leases a script call, so that none holds Redis up
 _FAILURES: Final = 2  # in a row, until Redis counts as away
 _RETRY_S: Final = (0.5, 1.5)  # while it is away; at random within, so that pods don't come back all at once
 
-# KEYS: born, pods, then one a lease. ARGV: pod, its time to live (ms), then seven a lease: kind (t or c), capacity,
-# units a ms, wanted, owed, returned, shared. Answers: pods alive, then (granted, ms until one unit) a lease.
+# KEYS: clock, pods, then one a lease. ARGV: pod, its time to live (ms), then seven a lease: kind (t or c), capacity,
+# units a ms, wanted, owed (of slots: in use), returned, shared (of slots: had). Answers: pods alive, then (granted, ms
+# until one unit) a lease.
 # A lease's missing key is a bucket that has been filling since the server was born: what a Redis that lost its memory
 # had given out counts as spent, while a tenant that is new to an old one has its whole burst. What pods spent by fair
 # share while they could not ask empties a bucket, and no more: each tells its part of what the bucket gained meanwhile.
-# The clock is Redis's own.
+# The clock is Redis's own, as far as it goes on evenly: time that goes back stands still, and a leap forward is a new
+# birth, because keys that a leap has let run out are lost memory too. So is a time in which nobody asked.
+# A server that was just born knows of no slots: until every pod has told its own, each keeps what it had.
 SCRIPT: Final = """
 local t = redis.call('TIME')
-local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local born = redis.call('GET', KEYS[1])
-if not born then
-  redis.call('SET', KEYS[1], now)
-  born = now
+local wall = t[1] * 1000 + math.floor(t[2] / 1000)
+local ttl = tonumber(ARGV[2])
+local clock = redis.call('HMGET', KEYS[1], 'born', 'wall', 'now')
+local born, now = wall, wall
+if clock[1] then
+  born, now = tonumber(clock[1]), tonumber(clock[3])
+  local step = wall - tonumber(clock[2])
+  now = now + math.max(0, math.min(step, ttl))
+  if step > ttl then
+    born = now
+  end
 end
+redis.call('HSET', KEYS[1], 'born', string.format('%.0f', born), 'wall', string.format('%.0f', wall),
+           'now', string.format('%.0f', now))
+redis.call('PEXPIRE', KEYS[1], 86400000)
 redis.call('ZADD', KEYS[2], now, ARGV[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - tonumber(ARGV[2]))
-redis.call('PEXPIRE', KEYS[2], tonumber(ARGV[2]) * 2)
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - ttl)
+redis.call('PEXPIRE', KEYS[2], ttl * 2)
 local answer = {redis.call('ZCARD', KEYS[2])}
 for i = 3, #KEYS do
   local a = 3 + (i - 3) * 7
@@ -57,14 +76,18 @@ for i = 3, #KEYS do
       end
     end
     granted = math.max(0, math.min(want, capacity - others))
-    if granted > 0 then
-      redis.call('HSET', KEYS[i], ARGV[1], granted .. ':' .. string.format('%.0f', now + tonumber(ARGV[2])))
-      redis.call('PEXPIRE', KEYS[i], tonumber(ARGV[2]) * 2)
+    if now - born < GRACE then
+      granted = math.min(granted, math.max(owed, shared))
+    end
+    local kept = math.max(granted, owed)
+    if kept > 0 then
+      redis.call('HSET', KEYS[i], ARGV[1], kept .. ':' .. string.format('%.0f', now + ttl))
+      redis.call('PEXPIRE', KEYS[i], ttl * 2)
     else
       redis.call('HDEL', KEYS[i], ARGV[1])
     end
   else
-    local level, since = 0, tonumber(born)
+    local level, since = 0, born
     local kept = redis.call('GET', KEYS[i])
     if kept then
       local l, s = string.match(kept, '([^:]+):([^:]+)')
@@ -89,7 +112,7 @@ for i = 3, #KEYS do
   answer[#answer + 1] = wait
 end
 return answer
-"""
+""".replace("GRACE", str(GRACE_MS))
 
 
 class Posture(StrEnum):
@@ -103,22 +126,108 @@ Run = Callable[[Sequence[str], Sequence[str]], list[int]]
 """Runs the script: keys and arguments in, its answer out; raises where Redis is away."""
 
 
-def connect(url: str) -> Run:
-    """Raises ``ImportError`` without the extra ``redis``, ``ValueError`` for a URL that isn't one."""
-    import redis  # noqa: PLC0415 — an extra
-    from redis.backoff import NoBackoff  # noqa: PLC0415
-    from redis.retry import Retry  # noqa: PLC0415
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How Redis is reached. The files are read again for each connection, so that what they hold can be rotated."""
 
-    client: Any = redis.Redis.from_url(
-        url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S, retry=Retry(NoBackoff(), 0),
-        health_check_interval=0,
-    )  # fmt: skip
-    script = client.register_script(SCRIPT)
+    url: str
+    username: str | None = None
+    password_file: Path | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+
+def connect(access: Access) -> Run:
+    """Raises ``ImportError`` without the extra ``redis``, ``ValueError`` for what can't be used.
+
+    An answer takes ``TIMEOUT_S`` at most, whatever it hangs on: a name that can't be resolved knows no other bound.
+    """
+    script = _client(access).register_script(SCRIPT)  # sent again where the server has forgotten it (NOSCRIPT)
 
     def run(keys: Sequence[str], arguments: Sequence[str]) -> list[int]:
         return [int(each) for each in script(keys=list(keys), args=list(arguments))]
 
-    return run
+    return Timely(run)
+
+
+def _client(access: Access) -> Any:
+    import redis  # noqa: PLC0415 — an extra
+    from redis.backoff import NoBackoff  # noqa: PLC0415
+    from redis.credentials import CredentialProvider  # noqa: PLC0415
+    from redis.retry import Retry  # noqa: PLC0415
+
+    class FromFile(CredentialProvider):  # type: ignore[misc,unused-ignore]  # untyped without the extra
+        def get_credentials(self) -> tuple[str] | tuple[str, str]:
+            assert access.password_file is not None
+            password = access.password_file.read_text().strip()
+            return (access.username, password) if access.username else (password,)
+
+    more: dict[str, Any] = {}
+    if access.password_file is not None:
+        access.password_file.read_bytes()  # an OSError now, not at the first round
+        more["credential_provider"] = FromFile()
+    files = {"ssl_ca_certs": access.ca_file, "ssl_certfile": access.cert_file, "ssl_keyfile": access.key_file}
+    given = {name: str(path) for name, path in files.items() if path is not None}
+    if given and not access.url.startswith("rediss://"):
+        raise ValueError("certificates are for rediss:// alone")
+    for path in given.values():
+        Path(path).read_bytes()
+    return redis.Redis.from_url(
+        access.url, socket_timeout=TIMEOUT_S, socket_connect_timeout=CONNECT_S, retry=Retry(NoBackoff(), 0),
+        health_check_interval=0, **given, **more,
+    )  # fmt: skip
+
+
+def look(access: Access, prefix: str) -> str:
+    """What is amiss with the Redis that would hold leases, "" for nothing: it runs the script, on keys of its own.
+
+    Raises as ``connect`` does. One that evicts keys is told too: a lease that was evicted is handed out again.
+    """
+    keys = [f"{{warden:{prefix}}}:check:{name}" for name in ("clock", "pods")]
+    client = _client(access)
+    try:
+        client.register_script(SCRIPT)(keys=keys, args=["check", str(POD_TTL_MS)])
+        client.delete(*keys)
+        policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
+    except Exception as fault:  # noqa: BLE001 — whatever it says, that is what is amiss
+        return why(fault)
+    finally:
+        client.close()
+    return "" if policy == "noeviction" else f"maxmemory-policy {policy}: it may evict leases; set noeviction"
+
+
+def why(fault: BaseException) -> str:
+    """Redis's own words, or those of what stands before it."""
+    return f"{type(fault).__name__}: {fault}"
+
+
+class Timely:
+    """Runs one thing at a time on a thread of its own, and waits for it no longer than an answer may take."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._asked: queue.SimpleQueue[tuple[Sequence[str], Sequence[str], Future[list[int]]]] = queue.SimpleQueue()
+        self._last: Future[list[int]] | None = None
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, keys: Sequence[str], arguments: Sequence[str]) -> list[int]:
+        if self._last is not None and not self._last.done():
+            raise TimeoutError("Redis has still not answered what it was asked before")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="warden-redis", daemon=True)
+            self._thread.start()
+        self._last = Future()
+        self._asked.put((keys, arguments, self._last))
+        return self._last.result(CONNECT_S + 2 * TIMEOUT_S)
+
+    def _serve(self) -> None:
+        while True:
+            keys, arguments, answer = self._asked.get()
+            try:
+                answer.set_result(self._run(keys, arguments))
+            except BaseException as fault:  # noqa: BLE001 — told to whoever asked
+                answer.set_exception(fault)
 
 
 class LeaseKeeper:
@@ -139,7 +248,21 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._keep, name="warden-leases", daemon=True)
         self._failures = 0
         self._retry_at = 0.0
+        self._asked_at = float("-inf")
+        self.fault = ""  # why Redis does not answer, "" while it does
         self.round_trips = 0
+
+    @property
+    def summary(self) -> str:
+        """How it stands with Redis, for whoever operates it."""
+        if not self._quotas.away:
+            return (
+                f"{self._quotas.pods} pods share"
+                if self.round_trips and not self.fault
+                else self.fault or "not asked yet"
+            )
+        goes_on = "goes on with its part of each limit" if self._posture is Posture.FAIR_SHARE else "refuses"
+        return f"away; {goes_on}: {self.fault}"
 
     def start(self) -> None:
         self._thread.start()
@@ -161,18 +284,22 @@ class LeaseKeeper:
     def round(self, now: float, seconds: float) -> None:
         """One round at ``now`` (monotonic seconds), ``seconds`` after the last."""
         quotas = self._quotas
-        if quotas.away and now < self._retry_at:
+        if quotas.away:
             if self._posture is Posture.FAIR_SHARE:
                 quotas.fair_share(seconds)
-            return
+            if now < self._retry_at or not self._ask([], now):  # nothing is at stake in a question without wants
+                return
         wants = quotas.wants()
+        if not wants and self._failures == 0 and now - self._asked_at < ALIVE_S:
+            return
+        self._asked_at = now
         for start in range(0, max(1, len(wants)), _BATCH):
             if not self._ask(wants[start : start + _BATCH], now):
                 quotas.unanswered(wants[start + _BATCH :])
                 return
 
     def _ask(self, wants: list[Want], now: float) -> bool:
-        keys = [f"{self._prefix}:born", f"{self._prefix}:pods"]
+        keys = [f"{self._prefix}:clock", f"{self._prefix}:pods"]
         arguments = [self._pod, str(POD_TTL_MS)]
         for want in wants:
             slots = want.kind is Quantity.CONCURRENCY
@@ -183,24 +310,25 @@ class LeaseKeeper:
             self.round_trips += 1
             answer = self._run(keys, arguments)
         except Exception as fault:  # noqa: BLE001 — whatever it is, Redis did not answer
-            self._away(wants, now, f"{type(fault).__name__}: {fault}")
+            self._away(wants, now, why(fault))
             return False
-        self._failures = 0
+        self._failures, self.fault = 0, ""
         if self._quotas.away:
             self._quotas.away = False
             self._told("")
-        self._quotas.pods = max(1, answer[0])
+        self._quotas.answered(answer[0], int(now * 1e9))
         for number, want in enumerate(wants):
             granted, wait_ms = answer[1 + 2 * number], answer[2 + 2 * number]
             self._quotas.granted(want, granted, wait_ms / 1000)
         return True
 
-    def _away(self, wants: list[Want], now: float, why: str) -> None:
+    def _away(self, wants: list[Want], now: float, fault: str) -> None:
         self._quotas.unanswered(wants)
         self._failures += 1
+        self.fault = fault
         if self._failures < _FAILURES:
             return
         self._retry_at = now + self._between(*_RETRY_S)
         if not self._quotas.away:
             self._quotas.away = True
-            self._told(why)
+            self._told(fault)

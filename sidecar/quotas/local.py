@@ -7,6 +7,7 @@ are asked before any is taken from, so a refusal has taken nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Final, TypeVar
 
@@ -148,24 +149,30 @@ class LocalQuotas:
     ) -> tuple[Account, ...]:  # fmt: skip
         own = self._tenants.get(tenant)
         if own is None or own.limits is not limits:
-            own = self._account(self._tenants, tenant, f"tenant:{tenant}", limits, now)
+            own = self._account(self._tenants, tenant, self._tenants_account, tenant, limits, now)
         if model_limits is None and key_limits is None:
             return (own,)
         found = [own]
         if model_limits is not None:
             subject = f"tenant:{tenant} model:{model}"
-            found.append(self._account(self._models, (tenant, model), subject, model_limits, now))
+            found.append(self._account(self._models, (tenant, model), Account, subject, model_limits, now))
         if key_limits is not None and key:
             subject = f"tenant:{tenant} key:{key}"
-            found.append(self._account(self._keys, (tenant, key), subject, key_limits, now))
+            found.append(self._account(self._keys, (tenant, key), Account, subject, key_limits, now))
         return tuple(found)
 
+    def _tenants_account(self, tenant: str) -> Account:
+        """A new one."""
+        return Account(f"tenant:{tenant}")
+
     @staticmethod
-    def _account(states: OrderedDict[K, Account], name: K, subject: str, limits: Limits, now: int) -> Account:
+    def _account(
+        states: OrderedDict[K, Account], name: K, make: Callable[[str], Account], subject: str, limits: Limits, now: int
+    ) -> Account:
         state = states.get(name)
         if state is None:
             _forget(states, now)
-            state = states[name] = Account(subject)
+            state = states[name] = make(subject)
         if state.limits is not limits:
             state.configure(limits, now)
         return state

@@ -1,30 +1,34 @@
-"""A tenant's requests, tokens and slots shared by many pods: each pod holds a lease and admits from it in memory.
+"""A tenant's requests, tokens and slots shared by many pods: each pod holds leases and admits from them in memory.
 
 What a lease holds was taken from the whole before it was handed out, so all pods together are never above the limit by
-more than the leases they hold: for each pod what it may spend in two rounds, and one advance (below). Memory is not
-shared, as GPUs are not.
+more than the leases they hold: for each pod what it may spend in two rounds, and one advance (``advance``). Memory is
+not shared, as GPUs are not.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from sidecar.core.model import Demand, Denial, Instant, Limits, PoolSize, Quantity, Reservation, Usage, replace
-from sidecar.quotas.account import Account, Shortfall
-from sidecar.quotas.local import Held, LocalQuotas
-from sidecar.quotas.words import denial as told
+from sidecar.core.model import Demand, Denial, Instant, Limits, PoolSize, Quantity, RequestRate, Reservation, Usage
+from sidecar.core.reasons import Reason
+from sidecar.quotas.account import Account
+from sidecar.quotas.local import LocalQuotas
 
-__all__ = ["Lease", "SharedQuotas", "Want"]
+__all__ = ["LEASE_NS", "Lease", "SharedQuotas", "Want"]
 
-_TENANTS: Final = 100_000  # whose leases are kept; the least recently used without one goes first
 _IDLE_ROUNDS: Final = 20  # without use, after which a lease is returned
-_SLOTS_SPARE: Final = 2  # slots above those in use
-_KINDS: Final = (Quantity.REQUESTS, Quantity.TOKENS, Quantity.CONCURRENCY)
-OF_TIME: Final = (Quantity.REQUESTS, Quantity.TOKENS)
+_SLOTS_SPARE: Final = 2  # slots above those in use, where there are enough for every pod
+_TURN: Final = 256  # tenants looked at before admissions have their turn
+LEASE_NS: Final = 5_000_000_000  # how long Redis keeps a pod's slots for it; without an answer they are others' then
+_COUNTS_AS_MISSED: Final = {
+    Reason.RATE_REQUESTS: Quantity.REQUESTS,
+    Reason.RATE_TOKENS: Quantity.TOKENS,
+    Reason.CONCURRENCY: Quantity.CONCURRENCY,
+}
 
 
 @dataclass(slots=True)
@@ -57,10 +61,86 @@ class Lease:
         self.left = max(0, self.left - units)
         self.used += units
 
+    def give(self, units: int) -> None:
+        """Not used after all: what was spent in advance is no longer owed, the rest is there for the next call."""
+        forgiven = min(self.owed, units)
+        self.owed -= forgiven
+        self.left += units - forgiven
+
+    @property
+    def unused(self) -> bool:
+        """Whether it equals a new one."""
+        return not (self.left or self.owed or self.shared or self.used or self.missed)
+
+
+class LeasedRate:
+    """Stands where an account of one pod alone has its ``Gcra``."""
+
+    __slots__ = ("_quotas", "lease")
+
+    def __init__(self, quotas: SharedQuotas) -> None:
+        self._quotas, self.lease = quotas, Lease()
+
+    def configure(self, rate: RequestRate, _at_ns: int) -> None:
+        self.lease.capacity, self.lease.per_second = rate.burst, rate.rate
+
+    def wait_ns(self, _at_ns: int) -> int | None:
+        lease = self.lease
+        if lease.left >= 1:
+            return 0
+        if lease.capacity < 1 or lease.per_second <= 0:
+            return None
+        share = int(lease.per_second * self._quotas.round_s / self._quotas.pods)
+        return 0 if lease.fits(1, self._quotas.advance(lease, max(1, share))) else self._quotas.wait_ns(lease)
+
+    def take(self, _at_ns: int) -> None:
+        self.lease.take(1)
+
+    def idle(self, _at_ns: int) -> bool:
+        return self.lease.unused
+
+
+class LeasedBudget:
+    """Stands where an account of one pod alone has its ``Budget`` of tokens."""
+
+    __slots__ = ("_quotas", "lease")
+
+    def __init__(self, quotas: SharedQuotas) -> None:
+        self._quotas, self.lease = quotas, Lease()
+
+    def configure(self, per_minute: int, _at_ns: int) -> None:
+        self.lease.capacity, self.lease.per_second = per_minute, per_minute / 60
+
+    def wait_ns(self, tokens: int, _at_ns: int) -> int | None:
+        lease = self.lease
+        if tokens <= lease.left or tokens <= 0:
+            return 0
+        if tokens > lease.capacity:
+            return None
+        one = tokens if lease.owed == 0 else 0
+        share = int(lease.per_second * self._quotas.round_s / self._quotas.pods)
+        return 0 if lease.fits(tokens, self._quotas.advance(lease, max(share, one))) else self._quotas.wait_ns(lease)
+
+    def charge(self, tokens: int, _at_ns: int) -> None:
+        if tokens > 0:
+            self.lease.take(tokens)
+        else:
+            self.lease.give(-tokens)
+
+    def idle(self, _at_ns: int) -> bool:
+        return self.lease.unused
+
+    def left(self, _at_ns: int) -> int:
+        """Of this pod's lease: what another holds nobody here knows."""
+        return self.lease.left
+
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What one round asks Redis for. ``returns``: units of the lease that are given back; of slots ``units`` is all."""
+    """What one round asks Redis for. ``returns``: units of the lease that are given back.
+
+    Of slots ``units`` is all that is wanted, ``owed`` what is in use, ``shared`` what it went by until now.
+    """
 
     tenant: str
     kind: Quantity
@@ -73,24 +153,43 @@ class Want:
 
 
 @dataclass(slots=True)
-class _Tenant:
-    limits: Limits
-    local: Limits  # what is left to this pod alone
-    leases: dict[Quantity, Lease] = field(default_factory=dict)
-    slots: int = 0
-    in_use: int = 0
+class _Leases:
+    """One tenant's, with the account that spends them."""
+
+    account: Account
+    requests: Lease
+    tokens: Lease
+    slots: int = 0  # leased
+    scarce: bool = False  # the whole had fewer slots than were asked for
+    turned_away: int = 0  # calls that found no slot since the last round
+    asked: bool = False  # whether any call came since
+    unasked: int = 0  # rounds without one
+
+    def of_time(self) -> Iterator[tuple[Quantity, Lease]]:
+        """Those that are limited."""
+        if self.account.limits.requests is not None:
+            yield Quantity.REQUESTS, self.requests
+        if self.account.limits.tokens_per_minute is not None:
+            yield Quantity.TOKENS, self.tokens
 
 
 class SharedQuotas(LocalQuotas):
-    """``ports.Quotas`` whose tenants' requests, tokens and concurrency come from leases. ``rounds`` a second."""
+    """``ports.Quotas`` whose tenants' requests, tokens and concurrency come from leases.
 
-    def __init__(self, *, round_s: float) -> None:
+    ``fair``: once they are spent while Redis is away it goes on with this pod's part of each limit. ``pods``: how many
+    share, until Redis has said; None: a pod that Redis never answered has no part, for nobody knows how large it is.
+    """
+
+    def __init__(self, *, round_s: float, fair: bool = True, pods: int | None = None) -> None:
         super().__init__()
-        self._guard = threading.Lock()  # admissions take from leases, the round's thread puts into them
-        self._shared: OrderedDict[str, _Tenant] = OrderedDict()
-        self._round_s = round_s
-        self.pods = 1  # alive, as Redis counted them last
+        self._guard = threading.RLock()  # admissions take from leases, the round's thread puts into them
+        self._leases: dict[str, _Leases] = {}  # of tenants that hold any or ask for some
+        self.round_s = round_s
+        self._fair = fair
+        self.pods = pods or 1  # alive, as Redis counted them last
+        self._knows = pods is not None  # how many there are
         self.away = False  # Redis is; leases are then topped up by this pod's fair share, or not at all
+        self._answered_ns: int | None = None  # when it answered last
 
     # --- ports.Quotas ----------------------------------------------------------------------------------------------
 
@@ -98,200 +197,186 @@ class SharedQuotas(LocalQuotas):
         self, tenant: str, model: str, limits: Limits, demand: Demand, at: Instant, *, enforce: bool, key: str = "",
         model_limits: Limits | None = None, pool: PoolSize | None = None, key_limits: Limits | None = None,
     ) -> Reservation | Denial:  # fmt: skip
-        """As ``LocalQuotas``: all or none, the leases first."""
+        """As ``LocalQuotas``: all or none, the tenant's limits from its leases."""
         with self._guard:
-            state = self._of(tenant, limits)
-            short = self._short(state, demand)
-            refused = self._refusal(tenant, state, short) if short else None
-            shadowed = refused is not None and short[0].quantity in limits.shadow
-            if refused is not None and enforce and not shadowed:
-                return refused
+            self._slotted(tenant, limits, at.mono_ns)
             found = super().reserve(
-                tenant,
-                model,
-                state.local,
-                demand,
-                at,
-                enforce=enforce,
-                key=key,
-                model_limits=model_limits,
-                pool=pool,
+                tenant, model, limits, demand, at, enforce=enforce, key=key, model_limits=model_limits, pool=pool,
                 key_limits=key_limits,
             )
-            if isinstance(found, Denial):
-                return found
-            lacking = {each.quantity for each in short}
-            units = {Quantity.REQUESTS: 1, Quantity.TOKENS: demand.tokens}
-            for kind, lease in state.leases.items():
-                if kind not in lacking and not (refused is not None and not shadowed):
-                    lease.take(units[kind])
-            state.in_use += 1
-            if refused is not None and isinstance(found, Held) and found.over is None:
-                found = replace(found, over=refused)
+            short = found if isinstance(found, Denial) else found.over
+            if short is not None:
+                self._missed(tenant, short, demand)
             return found
 
-    def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
-        """Tokens that were reserved and not used go back into the lease; more than was reserved is owed."""
+    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool) -> Denial | None:
         with self._guard:
-            state = self._shared.get(reservation.tenant)
-            lease = None if state is None else state.leases.get(Quantity.TOKENS)
-            if lease is not None and reservation.over is None:
-                unused = reservation.demand.tokens - usage.input_tokens - usage.output_tokens
-                lease.left += max(0, unused)
-                lease.owed += max(0, -unused)
+            return super().grow(reservation, tokens, at, exact=exact)
+
+    def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
+        with self._guard:
             return super().settle(reservation, usage, at, running=running)
 
     def release(self, reservation: Reservation, at: Instant) -> None:
-        # Called by ``settle`` too, which holds the guard: a plain subtraction needs it no second time.
-        state = self._shared.get(reservation.tenant)
-        if state is not None:
-            state.in_use = max(0, state.in_use - 1)
-        super().release(reservation, at)
+        with self._guard:
+            super().release(reservation, at)
 
-    # --- leases ------------------------------------------------------------------------------------------------------
+    def _tenants_account(self, tenant: str) -> Account:
+        rate, budget = LeasedRate(self), LeasedBudget(self)
+        account = Account(f"tenant:{tenant}", rate=rate, budget=budget)
+        self._leases[tenant] = _Leases(account, rate.lease, budget.lease)
+        return account
 
-    def _of(self, tenant: str, limits: Limits) -> _Tenant:
-        state = self._shared.get(tenant)
-        if state is None:
-            if len(self._shared) >= _TENANTS:
-                self._shared.popitem(last=False)
-            state = self._shared[tenant] = _Tenant(limits, limits)
-            self._configure(state, limits)
-        elif state.limits is not limits:
-            self._configure(state, limits)
-        self._shared.move_to_end(tenant)
-        return state
-
-    @staticmethod
-    def _configure(state: _Tenant, limits: Limits) -> None:
-        state.limits = limits
-        state.local = replace(limits, requests=None, tokens_per_minute=None, concurrency=None)
-        kept, state.leases = state.leases, {}
-        if limits.requests is not None:
-            lease = kept.get(Quantity.REQUESTS) or Lease()
-            lease.capacity, lease.per_second = limits.requests.burst, limits.requests.rate
-            state.leases[Quantity.REQUESTS] = lease
-        if limits.tokens_per_minute is not None:
-            lease = kept.get(Quantity.TOKENS) or Lease()
-            lease.capacity, lease.per_second = limits.tokens_per_minute, limits.tokens_per_minute / 60
-            state.leases[Quantity.TOKENS] = lease
-
-    def _advance(self, kind: Quantity, lease: Lease, units: int) -> int:
-        """What may be spent before the first lease is there: a round's share, or one call; nothing while Redis is away.
-
-        Otherwise each tenant's first call at each pod would be refused.
-        """
-        if self.away or lease.dry:
-            return 0
-        share = int(lease.per_second * self._round_s / self.pods)
-        return max(1, share) if kind is Quantity.REQUESTS else max(share, units if lease.owed == 0 else 0)
-
-    def _short(self, state: _Tenant, demand: Demand) -> list[Shortfall]:
-        found = []
-        limits = state.limits
-        for kind, lease in state.leases.items():
-            units = 1 if kind is Quantity.REQUESTS else demand.tokens
-            if units > lease.capacity:
-                found.append(_shortfall(kind, limits, units, None))
-            elif not lease.fits(units, self._advance(kind, lease, units)):
-                lease.missed += units
-                found.append(_shortfall(kind, limits, units, max(self._round_s, lease.wait_s)))
+    def _slotted(self, tenant: str, limits: Limits, now_ns: int) -> None:
+        """How many calls of the tenant may run here now; its leases are looked after from now on."""
+        account = self._tenants.get(tenant)
+        if account is None:
+            return  # its first call: one slot in advance, as for the other quantities
+        leases = self._leases.get(tenant)
+        if leases is None:
+            assert isinstance(account.rate, LeasedRate)
+            assert isinstance(account.budget, LeasedBudget)
+            leases = self._leases[tenant] = _Leases(account, account.rate.lease, account.budget.lease)
         most = limits.concurrency
-        if most is not None and state.in_use >= max(state.slots, min(1, most)):
-            found.append(Shortfall(Quantity.CONCURRENCY, f"{most} at once", "", max(self._round_s, 0.1), (most, 0)))
-        return found
+        if most is not None:
+            leases.asked = True
+            account.slots = self._leased_slots(leases, most, now_ns)
 
-    def _refusal(self, tenant: str, state: _Tenant, short: list[Shortfall]) -> Denial:
-        account = Account(f"tenant:{tenant}", state.limits)
-        never = next((each for each in short if each.wait is None), None)
-        first = never or short[0]
-        return told(account, first, None if never else max(each.wait or 0.0 for each in short))
+    def _leased_slots(self, leases: _Leases, most: int, now_ns: int) -> int:
+        answered_ns = self._answered_ns
+        if self.away if answered_ns is None else now_ns - answered_ns > LEASE_NS:  # it has none, or it has run out
+            return min(most, max(1, most // self.pods)) if self._fair and self._knows else 0
+        return min(most, leases.slots if leases.slots or leases.scarce else 1)
+
+    def _missed(self, tenant: str, short: Denial, demand: Demand) -> None:
+        leases = self._leases.get(tenant)
+        if leases is None:
+            return
+        match _COUNTS_AS_MISSED.get(short.reason):
+            case Quantity.REQUESTS:
+                leases.requests.missed += 1
+            case Quantity.TOKENS if demand.tokens <= leases.tokens.capacity:
+                leases.tokens.missed += demand.tokens
+            case Quantity.CONCURRENCY:
+                leases.turned_away += 1
+
+    def advance(self, lease: Lease, most: int) -> int:
+        """What may be spent before a lease is there: otherwise each tenant's first call at each pod would be refused.
+
+        Nothing where the whole was short, nor while Redis is away, but once.
+        """
+        if lease.dry or (self.away and not (self._fair and lease.owed == lease.shared == 0)):
+            return 0
+        return most
+
+    def wait_ns(self, lease: Lease) -> int:
+        return ceil(max(self.round_s, lease.wait_s) * 1e9)
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
     def wants(self) -> list[Want]:
         """What this round asks for: enough that the next one finds as much as the last used, twice over."""
+        found: list[Want] = []
         with self._guard:
-            found = []
-            for tenant, state in self._shared.items():
-                for kind, lease in state.leases.items():
-                    want = self._want(tenant, kind, lease)
-                    if want is not None:
-                        found.append(want)
-                most = state.limits.concurrency
-                if most is not None and (state.in_use or state.slots):
-                    units = min(most, state.in_use + _SLOTS_SPARE) if state.in_use else 0
-                    found.append(Want(tenant, Quantity.CONCURRENCY, most, 0.0, units, 0, 0))
-            return found
+            tenants = tuple(self._leases)
+        for start in range(0, len(tenants), _TURN):
+            with self._guard:
+                for tenant in tenants[start : start + _TURN]:
+                    found += self._tenants_wants(tenant, self._leases[tenant])
+        return found
 
-    @staticmethod
-    def _want(tenant: str, kind: Quantity, lease: Lease) -> Want | None:
-        lease.usual += (lease.used - lease.usual) / 4
-        lease.idle = 0 if lease.used or lease.missed else lease.idle + 1
-        target = ceil(2 * max(lease.usual, lease.used)) + lease.missed
-        units, returns = max(0, min(lease.capacity, target) - lease.left), 0
-        if lease.idle >= _IDLE_ROUNDS:
-            units, returns, lease.usual = 0, lease.left, 0.0
-            lease.left = 0
-        elif lease.left > 4 * target + 4:
-            units, returns = 0, lease.left - target
-            lease.left = target
-        lease.used = lease.missed = 0
-        if not units:
-            lease.dry = False
-        if not (units or returns or lease.owed or lease.shared):
+    def _tenants_wants(self, tenant: str, leases: _Leases) -> list[Want]:
+        found = []
+        for kind, lease in leases.of_time():
+            want = _want(tenant, kind, lease)
+            if want is not None:
+                found.append(want)
+        want = self._slots_wanted(tenant, leases)
+        if want is not None:
+            found.append(want)
+        quiet = all(lease.unused and lease.idle >= _IDLE_ROUNDS for _, lease in leases.of_time())
+        if not found and quiet and not leases.account.ledger.calls:
+            del self._leases[tenant]
+        return found
+
+    def _slots_wanted(self, tenant: str, leases: _Leases) -> Want | None:
+        most, held = leases.account.limits.concurrency, leases.account.ledger.calls
+        if most is None:
             return None
-        owed, shared, lease.owed, lease.shared = lease.owed, lease.shared, 0, 0
-        return Want(tenant, kind, lease.capacity, lease.per_second, units, owed, returns, shared)
+        leases.unasked = 0 if held or leases.asked else leases.unasked + 1
+        away, leases.turned_away, leases.asked = leases.turned_away, 0, False
+        spare = min(_SLOTS_SPARE, most // (2 * self.pods)) if held else 0
+        units = min(most, max(1, held + spare + away))
+        if leases.unasked >= _IDLE_ROUNDS:
+            units, leases.scarce = 0, False
+            if not leases.slots:
+                return None
+        return Want(tenant, Quantity.CONCURRENCY, most, 0.0, units, held, 0, max(held, leases.account.slots or 0))
 
     def granted(self, want: Want, units: int, wait_s: float) -> None:
         with self._guard:
-            state = self._shared.get(want.tenant)
-            if state is None:
+            leases = self._leases.get(want.tenant)
+            if leases is None:
                 return
             if want.kind is Quantity.CONCURRENCY:
-                state.slots = units
+                leases.slots, leases.scarce = units, units < want.units
                 return
-            lease = state.leases.get(want.kind)
-            if lease is not None:
-                lease.left += units
-                lease.dry = units < want.units
-                lease.wait_s = wait_s
+            lease = leases.requests if want.kind is Quantity.REQUESTS else leases.tokens
+            lease.left += units
+            lease.dry = units < want.units
+            lease.wait_s = wait_s
+
+    def answered(self, pods: int, now_ns: int) -> None:
+        """Redis did; ``pods`` are alive. ``now_ns``: when it was asked, on the clock of calls."""
+        self.pods, self._answered_ns, self._knows = max(1, pods), now_ns, True
 
     def unanswered(self, wants: list[Want]) -> None:
-        """Redis did not say: what was asked for may have been taken there, so it counts as spent; debts are kept."""
+        """Redis did not say: what was asked for and given back may have been taken there, so it counts as spent."""
         with self._guard:
             for want in wants:
-                state = self._shared.get(want.tenant)
-                lease = None if state is None else state.leases.get(want.kind)
-                if lease is not None:
+                leases = self._leases.get(want.tenant)
+                if leases is not None and want.kind is not Quantity.CONCURRENCY:
+                    lease = leases.requests if want.kind is Quantity.REQUESTS else leases.tokens
                     lease.owed += want.owed
                     lease.shared += want.shared
-                    lease.left += want.returns
 
     def fair_share(self, seconds: float) -> None:
-        """While Redis is away: what this pod may go on with, its part of the rate; told to Redis later as owed."""
+        """While Redis is away: what this pod may go on with, its part of the rate; told to Redis later as shared."""
+        if not self._knows:
+            return
         with self._guard:
-            for state in self._shared.values():
-                for lease in state.leases.values():
-                    lease.accrued += lease.per_second / self.pods * seconds
-                    whole = int(lease.accrued)
-                    lease.accrued -= whole
-                    most = max(1, lease.capacity // self.pods)
-                    added = max(0, min(whole, most - lease.left))
-                    lease.left += added
-                    lease.shared += added
-                most_slots = state.limits.concurrency
-                if most_slots is not None:
-                    state.slots = min(max(state.slots, 1), max(1, most_slots // self.pods))
+            every = tuple(self._leases.values())
+        for start in range(0, len(every), _TURN):
+            with self._guard:
+                for leases in every[start : start + _TURN]:
+                    for _, lease in leases.of_time():
+                        _top_up(lease, lease.per_second / self.pods * seconds, max(1, lease.capacity // self.pods))
 
 
-def _shortfall(kind: Quantity, limits: Limits, units: int, wait: float | None) -> Shortfall:
-    if kind is Quantity.REQUESTS:
-        rate = limits.requests
-        assert rate is not None
-        window = max(1, round(rate.burst / rate.rate)) if rate.rate > 0 else 1
-        return Shortfall(kind, f"{rate.rate:g}/s, burst {rate.burst}", "", wait, (rate.burst, window))
-    most = limits.tokens_per_minute
-    assert most is not None
-    return Shortfall(kind, f"{most} per minute", f"{units} tokens", wait, (most, 60))
+def _want(tenant: str, kind: Quantity, lease: Lease) -> Want | None:
+    lease.usual += (lease.used - lease.usual) / 4
+    lease.idle = 0 if lease.used or lease.missed else lease.idle + 1
+    target = ceil(2 * max(lease.usual, lease.used)) + lease.missed
+    units, returns = max(0, min(lease.capacity, target) - lease.left), 0
+    if lease.idle >= _IDLE_ROUNDS:
+        units, returns, lease.usual = 0, lease.left, 0.0
+        lease.left = 0
+    elif lease.left > 4 * target + 4:
+        units, returns = 0, lease.left - target
+        lease.left = target
+    lease.used = lease.missed = 0
+    if not units:
+        lease.dry = False
+    if not (units or returns or lease.owed or lease.shared):
+        return None
+    owed, shared, lease.owed, lease.shared = lease.owed, lease.shared, 0, 0
+    return Want(tenant, kind, lease.capacity, lease.per_second, units, owed, returns, shared)
+
+
+def _top_up(lease: Lease, units: float, most: int) -> None:
+    lease.accrued += units
+    whole = int(lease.accrued)
+    lease.accrued -= whole
+    added = max(0, min(whole, most - lease.left))
+    lease.left += added
+    lease.shared += added

@@ -31,14 +31,14 @@ from sidecar.identity.jwt import Issuer, TokenVerifier
 from sidecar.identity.keys import KeyRing
 from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
-from sidecar.quotas.leases import ROUND_S, LeaseKeeper, Posture, connect
+from sidecar.quotas.leases import ROUND_S, Access, LeaseKeeper, Posture, connect
 from sidecar.quotas.local import LocalQuotas
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, location, restricted, tls
 from sidecar.runtime.digests import ModelDigests
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.ids import RandomIds
-from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
+from sidecar.runtime.settings import IssuerSection, KeysSection, RedisSection, RedisTlsSection, Settings
 from sidecar.telemetry import logs
 from sidecar.telemetry.instruments import PrometheusInstruments
 from sidecar.transports.live import LiveRpcs
@@ -123,10 +123,11 @@ def _listener_problems(settings: Settings, source: BundleSource | None, environm
     return problems
 
 
-def identity_problems(settings: Settings) -> list[str]:
-    """What `build` would refuse of who may call: the pepper, and where each issuer's keys are to be had."""
+def named_problems(settings: Settings) -> list[str]:
+    """What `build` would refuse of what is named: the pepper, each issuer's keys, Redis's files. Asks no server."""
     problems: list[str] = []
     looks: list[Callable[[], object]] = [partial(_ring, settings)]
+    looks.append(partial(_quotas, settings))
     looks += [partial(_issuer, section) for section in settings.identity.issuers]
     for look in looks:
         try:
@@ -155,6 +156,7 @@ def build(settings: Settings) -> Rooms:
         location.look(settings.sidecar).evidence,
         "" if otlp is None else otlp.jurisdiction,
     )
+    quotas, leases = _quotas(settings)
     journal = _journal(settings, origin, TimedFiles(instruments))
     ids = RandomIds(settings.telemetry.ratio)
     digests = ModelDigests(settings.triton.model_repository)
@@ -166,7 +168,6 @@ def build(settings: Settings) -> Rooms:
         now=clock.now,
         model_digest=digests.of,
     )
-    quotas, leases = _quotas(settings)
     certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
     identity = Identifier(TokenVerifier(issuers, book), ring, certificates, _bound(settings))
     models = ModelBook()
@@ -237,17 +238,25 @@ def _quotas(settings: Settings) -> tuple[LocalQuotas, LeaseKeeper | None]:
     if section is None:
         return LocalQuotas(), None
     try:
-        run = connect(section.url)
+        run = connect(redis_access(section))
     except ImportError as fault:
         raise StartError("quotas.redis: needs the extra redis: pip install 'triton-warden[redis]'") from fault
+    except OSError as fault:
+        raise StartError(f"quotas.redis: {fault.filename}: {fault.strerror}") from fault
     except ValueError as fault:
-        raise StartError(f"quotas.redis.url: {fault}") from fault
-    quotas = SharedQuotas(round_s=ROUND_S)
+        raise StartError(f"quotas.redis: {fault}") from fault
+    fair = Posture(section.posture) is Posture.FAIR_SHARE
+    quotas = SharedQuotas(round_s=ROUND_S, fair=fair, pods=section.pods)
     keeper = LeaseKeeper(
         quotas, run, pod=f"{settings.sidecar.name}-{secrets.token_hex(4)}", prefix=settings.sidecar.region,
         posture=Posture(section.posture), monotonic=time.monotonic, between=random.uniform, told=_tell_leases,
     )  # fmt: skip
     return quotas, keeper
+
+
+def redis_access(section: RedisSection) -> Access:
+    tls = section.tls or RedisTlsSection()
+    return Access(section.url, section.username, section.password_file, tls.ca_file, tls.cert_file, tls.key_file)
 
 
 def _tell_leases(why: str) -> None:

@@ -262,6 +262,8 @@ class Sidecar:
         if self.settings.listen.tls is not None:
             wrong = tls.faults(self.settings.listen.tls)  # what was rotated in since; it may be served all the same
             checks["tls"] = Check(ok=True, detail=wrong[0] if wrong else "current")
+        if rooms.leases is not None:
+            checks["redis"] = Check(ok=True, detail=rooms.leases.summary)
         status = rooms.keys.status
         if rooms.ring is not None:
             checks["keys"] = Check(ok=True, detail=_known(f"{status.keys} keys", status.fault))

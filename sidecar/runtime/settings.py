@@ -290,11 +290,23 @@ class TelemetrySection(_Section):
     max_tenants: int = Field(default=60, ge=1, le=1000)  # series by tenant; the rest count as "(other)"
 
 
+class RedisTlsSection(_Section):
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+
 class RedisSection(_Section):
     """Where pods of one region share their tenants' requests, tokens and concurrency. Never across a jurisdiction."""
 
     url: str = Field(pattern=r"^(redis|rediss|unix)://", repr=False)  # may hold a password
+    username: str | None = None
+    password_file: Path | None = None  # read again for each connection
+    tls: RedisTlsSection | None = None  # of rediss://; None: the system's authorities, no certificate of its own
     posture: Literal["fair_share", "refuse"] = "fair_share"  # once the last lease is spent while it is away
+    pods: int | None = Field(
+        default=None, ge=1
+    )  # that share, for one that starts while it is away; None: no share then
 
 
 class QuotasSection(_Section):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sidecar.core.model import Demand, Denial, Instant, Limits, RequestRate, Usage
-from sidecar.quotas.leases import LeaseKeeper, Posture, connect
+from sidecar.quotas.leases import Access, LeaseKeeper, Posture, connect
 from sidecar.quotas.shared import SharedQuotas
 from tests.support.redis import RedisServer
 
@@ -27,7 +27,7 @@ LEASES = PODS * (2 * RATE * 0.05 + RATE * 0.05)
 def pod(url: str, name: str, begins: float, answers: Any) -> None:
     quotas = SharedQuotas(round_s=0.05)
     keeper = LeaseKeeper(
-        quotas, connect(url), pod=name, prefix="eu", posture=Posture.FAIR_SHARE, monotonic=time.monotonic,
+        quotas, connect(Access(url)), pod=name, prefix="eu", posture=Posture.FAIR_SHARE, monotonic=time.monotonic,
         between=random.uniform,
     )  # fmt: skip
     keeper.start()

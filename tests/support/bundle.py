@@ -29,6 +29,8 @@ LIMITED: Final[dict[str, dict[str, Any]]] = {
     "one-a-minute": {"requests": {"rate": "1/m", "burst": 1}},
     "few-tokens": {"tokens": {"per_minute": 100}},
     "one-slot": {"concurrency": 1},
+    "six-slots": {"concurrency": 6},
+    "hundred-a-second": {"requests": {"rate": "100/s", "burst": 20}},
     "small-kv": {"kv_memory": "256KiB"},  # 256 tokens of `slow`
     "small-tensors": {"tensor_memory": "64KiB"},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import secrets
 import struct
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import grpc
@@ -339,6 +341,15 @@ class Sidecar:
         with urlopen(Request(f"http://{self.stack.admin}/metrics", headers=accept), timeout=10) as answer:
             text: str = answer.read().decode()
         return text
+
+    def ready(self) -> dict[str, dict[str, Any]]:
+        """/readyz's checks by name, whatever it answers."""
+        try:
+            with urlopen(f"http://{self.stack.admin}/readyz", timeout=10) as answer:
+                told: dict[str, Any] = json.loads(answer.read())
+        except HTTPError as unready:
+            told = json.loads(unready.read())
+        return dict(told["checks"])
 
     def held(self) -> dict[str, float]:
         """What calls in flight hold now: slots, quota, buffers."""
