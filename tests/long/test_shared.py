@@ -34,8 +34,8 @@ def test_thirty_seconds_over_the_limit_of_three_sidecars(
                 seen = drive(sidecars, SECONDS, at)
                 worst, admitted = seen.most_above(), sum(seen.ok)
                 print(
-                    f"\n{ill}: {len(seen.ok)} calls, {admitted} let in ({admitted / SECONDS:.1f}/s; while ill "
-                    f"{seen.between(*ILL) / (ILL[1] - ILL[0]):.1f}/s, the second after {seen.between(ILL[1], ILL[1] + 1)}); "
+                    f"\n{ill}: {len(seen.ok)} calls, {admitted} let in ({admitted / SECONDS:.1f}/s; "
+                    f"ill {seen.between(*ILL) / 10:.1f}/s, the second after {seen.between(ILL[1], ILL[1] + 1)}); "
                     f"most above rate x window + burst: {worst:.1f} (bound {LEASES:.0f}); p99 of all answers before "
                     f"{seen.p99_ms(0, ILL[0]):.1f} ms, while ill {seen.p99_ms(*ILL):.1f} ms, "
                     f"after {seen.p99_ms(ILL[1], SECONDS):.1f} ms"
