@@ -146,6 +146,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     quoted: Content = Content()  # Triton's words that the client was not told; the bytes at level ``full`` only
     findings: tuple[Finding, ...] = ()  # of the guards on outputs
     holds_until_ns: int = 0  # Triton may be working on it until then, and it holds what it held; 0: it has ended there
+    kv_byte_ms: int = 0  # bytes of KV cache held × ms
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag="event"):

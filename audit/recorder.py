@@ -165,6 +165,7 @@ class JournalRecorder:
             quoted=self._quoted(outcome.quoted, recorded.admission.verdict.audit.level),
             findings=recorded.findings,
             holds_until_ns=at.wall_ns + recorded.holds_ns if recorded.holds_ns else 0,
+            kv_byte_ms=usage.kv_byte_ms,
         )
         return self._write(entry, closes=call_id, reserve=True, until_ns=entry.holds_until_ns)
 

@@ -33,6 +33,7 @@ CALL_COLUMNS: Final = (
     "output_sealed", "output_bytes", "output_digest", "output_truncated", "input_tokens", "output_tokens",
     "input_exact", "output_exact", "responses", "response_bytes", "ttft_ns", "duration_ns", "model_version",
     "model_digest", "error_sealed", "error_bytes", "findings", "redacted", "sanitised", "evidence_sealed",
+    "kv_byte_ms",
 )  # fmt: skip
 
 _NONE: Final[Mapping[str, int]] = {}
@@ -56,6 +57,10 @@ class CallRow(msgspec.Struct, frozen=True, array_like=True, tag="call"):
     values: list[Any]
     nbytes: int
     terms: list[int] = []
+
+    def __post_init__(self) -> None:
+        """One sealed before a column was added, at the end, has nothing there, and its leaf is what it was."""
+        self.values.extend([0] * (len(CALL_COLUMNS) - len(self.values)))
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True, tag="event"):
@@ -134,7 +139,8 @@ def call_row(record: CallRecord, vault: Vault, log: str, position: int, redacted
         canonical_json(dict(redacted)),
         clean.changed,
     ]
-    values += [sealer.seal("evidence", evidence(record)) if clean.changed else None]
+    held = clean.number(record.end.kv_byte_ms) if isinstance(record.end, Settled) else 0
+    values += [sealer.seal("evidence", evidence(record)) if clean.changed else None, held]
     nbytes = 1000 + sum(len(value) for value in values if isinstance(value, bytes))
     terms = _terms(record, quoted, sealer) if facts.searchable else []
     return CallRow(position, record.sequence, started, call_id, values, nbytes + 8 * len(terms), terms)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import BYTEA, JSONB
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
+from audit import rollup
 from audit.batch import Batch, Cursor, Row
 from audit.keys import KeyGoneError, KeyProvider, context_of
 from audit.merkle import Frontier
@@ -95,6 +96,7 @@ def commit(connection: sa.Connection, batch: Batch, provider: KeyProvider) -> No
     if refused:
         raise RejectedError(refused)
     _insert_terms(connection, [row for row in batch.rows if isinstance(row, CallRow) and row.terms])
+    rollup.add(connection, batch.log, (row for row in batch.rows if isinstance(row, CallRow)))
     for bundle in batch.bundles:
         at = _EPOCH + timedelta(microseconds=bundle.at_ns // 1000)
         values = {"digest": bundle.digest, "content": bundle.content, "first_loaded_at": at, "sidecar": batch.sidecar}

@@ -23,9 +23,11 @@ __all__ = [
     "journal_cursors",
     "legal_holds",
     "metadata",
+    "usage_hours",
 ]
 
 SCHEMA: Final = "warden"
+SUMS_OF_TIME: Final = ("call_ns", "compute_ns", "kv_byte_ms")  # a year's may not fit into 64 bits
 
 metadata: Final = sa.MetaData(schema=SCHEMA)
 _when: Final = sa.DateTime(timezone=True)
@@ -90,6 +92,7 @@ audit_calls: Final = sa.Table(
     sa.Column("redacted", JSONB, nullable=False, server_default="{}"),  # identifiers taken out, by class
     _flag("sanitised"),  # a column differs from what was journaled; evidence holds the original
     sa.Column("evidence_sealed", BYTEA),
+    _count("kv_byte_ms"),
     sa.Column("shipped_at", _when, nullable=False, server_default=sa.func.now()),
     postgresql_partition_by="RANGE (started_at)",
 )
@@ -119,6 +122,19 @@ audit_events: Final = sa.Table(
 )
 sa.Index("audit_events_at", audit_events.c.at.desc(), audit_events.c.id.desc())
 sa.Index("audit_events_position", audit_events.c.log, audit_events.c.position)
+
+# What was used, summed as records are stored (audit.rollup): no content and nobody's name, so it outlives them.
+usage_hours: Final = sa.Table(
+    "usage_hours",
+    metadata,
+    sa.Column("hour", _when, primary_key=True),
+    *(sa.Column(name, sa.Text, primary_key=True) for name in ("tenant", "model", "key_id")),
+    sa.Column("log", sa.Text, primary_key=True),  # each shipper has rows of its own, so none waits for another
+    *map(_count, ("calls", "input_tokens", "output_tokens", "exact_input_tokens", "exact_output_tokens")),
+    *map(_count, ("estimated_calls", "request_bytes", "response_bytes")),
+    *(sa.Column(name, sa.Numeric, nullable=False, server_default="0") for name in SUMS_OF_TIME),
+)
+sa.Index("usage_hours_tenant", usage_hours.c.tenant, usage_hours.c.hour)
 
 journal_cursors: Final = sa.Table(
     "journal_cursors",

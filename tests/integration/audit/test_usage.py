@@ -5,12 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
+from audit.rollup import SUMS
+from audit.usage import MEASURES
+from migrations.versions import m0011_usage
 from sidecar.cli.main import build
 from tests.integration.audit.test_search import write_config
 from tests.support.postgres import query
@@ -68,3 +74,93 @@ def test_a_window_that_ends_before_it_begins_is_wrong_use(config: Path) -> None:
     done = run(config, "--since", "2026-11-30T15:00Z")
     assert done.exit_code == 2
     assert "--since is not before --until" in done.stderr
+
+
+def test_by_whatever_is_asked_for_the_sums_are_the_same(config: Path) -> None:
+    whole = json.loads(run(config, "--json", "--by", "").stdout)
+    assert whole["calls"] == 4
+    for by, lines in (("day", 1), ("tenant", 2), ("model,tenant", 2), ("hour", 2), ("key", 2)):
+        rows = [json.loads(line) for line in run(config, "--json", "--by", by).stdout.splitlines()]
+        assert len(rows) == lines, by
+        for name in MEASURES:
+            assert sum(row[name] for row in rows) == pytest.approx(whole[name]), (by, name)
+    wrong = run(config, "--by", "subject")
+    assert wrong.exit_code == 2
+    assert "subject" in wrong.stderr
+
+
+ALL = """SELECT count(*), coalesce(sum(input_tokens), 0), coalesce(sum(output_tokens), 0),
+    coalesce(sum(input_tokens) FILTER (WHERE input_exact), 0),
+    coalesce(sum(output_tokens) FILTER (WHERE output_exact), 0),
+    count(*) FILTER (WHERE NOT (input_exact AND output_exact)), coalesce(sum(request_bytes), 0),
+    coalesce(sum(response_bytes), 0), coalesce(sum(duration_ns), 0),
+    coalesce(sum(duration_ns) FILTER (WHERE input_tokens = 0 AND output_tokens = 0), 0), coalesce(sum(kv_byte_ms), 0)
+    FROM warden.audit_calls WHERE outcome <> 'refused' AND model <> ''"""
+KEPT = f"SELECT {', '.join(f'coalesce(sum({name}), 0)' for name in SUMS)} FROM warden.usage_hours"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_sums_kept_are_those_of_the_records_however_they_came(dsn: str, tmp_path: Path, seed: int) -> None:
+    """Invariant: what usage_hours holds is the sum over audit_calls, for any calls, in any batches."""
+    chance = random.Random(seed)
+    journal, count = FakeJournal(), 60
+    for number in range(count):
+        journal.append(*_call(chance, number))
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == count)
+        assert not shipping.fault
+    assert query(dsn, KEPT) == query(dsn, ALL)
+    by_hour = "GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4"
+    records = query(
+        dsn,
+        "SELECT date_trunc('hour', started_at, 'UTC'), tenant, model, key_id, count(*), sum(kv_byte_ms) FROM"
+        f" warden.audit_calls WHERE outcome <> 'refused' AND model <> '' {by_hour}",
+    )
+    kept = query(
+        dsn, f"SELECT hour, tenant, model, key_id, sum(calls), sum(kv_byte_ms) FROM warden.usage_hours {by_hour}"
+    )
+    assert [tuple(row) for row in kept] == [tuple(row) for row in records]
+    with Shipping(journal, dsn, tmp_path) as again:  # its cursor is behind nothing: it has all of it
+        wait_until(lambda: again.fault or again.shipper.status.database_up)
+    assert query(dsn, KEPT) == query(dsn, ALL)
+
+
+def _call(chance: random.Random, number: int) -> list[Any]:
+    """One call's entries: refused, or ended anyhow with numbers of any size, at any minute of three hours."""
+    at = HOUR + timedelta(minutes=chance.randrange(180), seconds=chance.randrange(60))
+    named = {"call_id": f"c{number}", "key_id": chance.choice(["K1", "K2", ""]), "model": chance.choice(["m1", "m2"])}
+    named["tenant"] = chance.choice(["acme", "birch"])
+    if chance.random() < 0.2:
+        return [refused(at, **named)]
+    *before, end = completed(at, **named)
+    tokens = chance.random() < 0.7
+    changed = msgspec.structs.replace(
+        end,
+        outcome=chance.choice(["completed", "failed", "cancelled", "aborted"]),
+        input_tokens=chance.randrange(10_000) if tokens else 0,
+        output_tokens=chance.randrange(10_000) if tokens else 0,
+        input_exact=chance.random() < 0.5,
+        output_exact=chance.random() < 0.5,
+        duration_ns=chance.choice([0, 1, 10**9, 2**62]),
+        kv_byte_ms=chance.choice([0, 7, 2**62]),
+    )
+    return [*before, changed]
+
+
+def test_sums_outlive_the_records_and_name_nobody(config: Path, dsn: str) -> None:
+    before = query(dsn, KEPT)
+    query(dsn, "DROP TABLE warden.audit_calls_20261130")  # as retention does
+    assert query(dsn, KEPT) == before
+    assert len(run(config, "--json").stdout.splitlines()) == 3
+    columns = {row[0] for row in query(
+        dsn, "SELECT column_name FROM information_schema.columns WHERE table_name = 'usage_hours'"
+    )}  # fmt: skip
+    assert columns == {"hour", "tenant", "model", "key_id", "log", *SUMS}
+
+
+def test_records_from_before_the_sums_are_summed_by_the_migration(config: Path, dsn: str) -> None:
+    assert config.exists()
+    before = query(dsn, KEPT)
+    fill = m0011_usage._FILL  # what upgrade runs
+    query(dsn, f"DELETE FROM warden.usage_hours; {fill} RETURNING 1")
+    assert query(dsn, KEPT) == before
