@@ -12,7 +12,7 @@ import pytest
 from audit.segments import read_info
 from sidecar.core.governor import Mode
 from sidecar.core.model import Credential, Durability, Principal, Secret
-from sidecar.runtime.compose import IN_KUBERNETES, Rooms, StartError, build, check, identity_problems
+from sidecar.runtime.compose import IN_KUBERNETES, Rooms, StartError, build, check, named_problems
 from sidecar.runtime.settings import load
 from tests.support.config import document, write
 from tests.support.identity import ISSUER
@@ -124,13 +124,13 @@ def test_a_pod_in_doubt_starts_and_its_journal_bears_the_evidence(built: Callabl
 def test_a_check_makes_nothing(tmp_path: Path) -> None:
     settings = load(write(tmp_path))
     assert check(settings).current().digest.startswith("sha256:")
-    assert identity_problems(settings) == []
+    assert named_problems(settings) == []
     assert not (tmp_path / "journal").exists()
 
 
 def test_all_problems_of_identity_are_told_at_once(tmp_path: Path) -> None:
     values = {"keys": {"pepper_file": "absent"}, "issuers__0__jwks": "http://elsewhere.example/jwks"}
-    problems = identity_problems(load(write(tmp_path, **changed(tmp_path, "identity", **values))))
+    problems = named_problems(load(write(tmp_path, **changed(tmp_path, "identity", **values))))
     assert [problem.partition(" ")[0] for problem in problems] == ["identity.keys.pepper_file:", "identity.issuers:"]
 
 
