@@ -19,7 +19,7 @@ from sidecar.core.model import Secret
 __all__ = ["InForce", "RoleError", "RoleKind", "dsn_for", "enroll", "grant_all", "in_force", "revoke", "role_name"]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,53}")  # a role's name has at most 63 bytes
-GUARDED: Final = ("audit_logs", "journal_cursors", "audit_leaves", "audit_checkpoints", "audit_events")
+GUARDED: Final = ("audit_logs", "journal_cursors", "audit_leaves", "audit_checkpoints", "audit_events", "usage_hours")
 APPEND_ONLY: Final = ("audit_calls", "audit_events", "audit_leaves", "audit_checkpoints", "fleet_entries", "bundles")
 
 
@@ -46,6 +46,7 @@ _PREFIX: Final = {
 _EVIDENCE: Final = (
     "audit_calls", "audit_events", "audit_logs", "audit_leaves", "audit_checkpoints", "fleet_entries",
     "journal_cursors", "data_keys", "audit_terms", "legal_holds", "erasures", "bundles", "database_roles",
+    "usage_hours",
 )  # fmt: skip
 _EVERYBODY: Final = ("SELECT ON warden.database_facts", "SELECT ON warden.alembic_version")
 _READS: Final = (*(f"SELECT ON warden.{table}" for table in _EVIDENCE), "INSERT ON warden.audit_events")
@@ -57,6 +58,7 @@ GRANTS: Final = {
         "SELECT, INSERT ON warden.audit_events",  # reads what officers did, for the fleet's log; row-level security
         "SELECT, INSERT, UPDATE ON warden.audit_logs",
         "SELECT, INSERT, UPDATE ON warden.journal_cursors",
+        "SELECT, INSERT, UPDATE ON warden.usage_hours",
         "INSERT ON warden.audit_leaves",
         "SELECT, INSERT ON warden.audit_checkpoints",
         "SELECT, INSERT ON warden.fleet_entries",

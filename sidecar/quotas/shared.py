@@ -201,7 +201,15 @@ class SharedQuotas(LocalQuotas):
         with self._guard:
             self._slotted(tenant, limits, at.mono_ns)
             found = super().reserve(
-                tenant, model, limits, demand, at, enforce=enforce, key=key, model_limits=model_limits, pool=pool,
+                tenant,
+                model,
+                limits,
+                demand,
+                at,
+                enforce=enforce,
+                key=key,
+                model_limits=model_limits,
+                pool=pool,
                 key_limits=key_limits,
             )
             short = found if isinstance(found, Denial) else found.over

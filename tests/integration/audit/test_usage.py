@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from audit.rollup import SUMS
 from audit.usage import MEASURES
-from migrations.versions import m0011_usage
+from migrations.versions import m0012_usage
 from sidecar.cli.main import build
 from tests.integration.audit.test_search import write_config
 from tests.support.postgres import query
@@ -161,6 +161,6 @@ def test_sums_outlive_the_records_and_name_nobody(config: Path, dsn: str) -> Non
 def test_records_from_before_the_sums_are_summed_by_the_migration(config: Path, dsn: str) -> None:
     assert config.exists()
     before = query(dsn, KEPT)
-    fill = m0011_usage._FILL  # what upgrade runs
+    fill = m0012_usage._FILL  # what upgrade runs
     query(dsn, f"DELETE FROM warden.usage_hours; {fill} RETURNING 1")
     assert query(dsn, KEPT) == before

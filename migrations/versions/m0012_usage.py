@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
-revision = "0011"
-down_revision = "0010"
+revision = "0012"
+down_revision = "0011"
 branch_labels = None
 depends_on = None
 
@@ -42,11 +42,23 @@ FROM warden.audit_calls WHERE outcome <> 'refused' AND model <> '' GROUP BY 1, 2
 """
 
 
+# As in 0011: a sidecar adds to its own sums, and sees no other's.
+_OWN = """
+ALTER TABLE warden.usage_hours ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
+CREATE POLICY others ON warden.usage_hours USING (NOT warden.is_sidecar()) WITH CHECK (NOT warden.is_sidecar());
+CREATE POLICY sidecars_see ON warden.usage_hours FOR SELECT USING (warden.is_sidecar() AND warden.is_own(log));
+CREATE POLICY sidecars_add ON warden.usage_hours FOR INSERT WITH CHECK (warden.is_sidecar() AND warden.is_own(log));
+CREATE POLICY sidecars_move ON warden.usage_hours FOR UPDATE
+    USING (warden.is_sidecar() AND warden.is_own(log)) WITH CHECK (warden.is_sidecar() AND warden.is_own(log));
+"""
+
+
 def upgrade() -> None:
     op.execute("ALTER TABLE warden.audit_calls ADD COLUMN kv_byte_ms bigint NOT NULL DEFAULT 0")
     op.execute(_TABLE)
     op.execute("CREATE INDEX usage_hours_tenant ON warden.usage_hours (tenant, hour)")
     op.execute(_FILL)
+    op.get_bind().exec_driver_sql(_OWN)
 
 
 def downgrade() -> None:
