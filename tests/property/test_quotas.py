@@ -196,7 +196,7 @@ class Interleaved(RuleBasedStateMachine):
     @rule(tenant=TENANTS, demand=DEMANDS, enforce=st.booleans())
     def reserve(self, tenant: str, demand: Demand, enforce: bool) -> None:
         limits = self.limits[tenant]
-        (account,) = self.quotas._accounts(tenant, "m", "", limits, None, self.now)
+        (account,) = self.quotas._accounts(tenant, "m", "", limits, None, None, self.now)
         ask = Ask(demand.tokens, 0, demand.kv_bytes, demand.tensor_bytes)
         short = list(account.shortfalls(ask, self.now))
         assert account.fits(ask, self.now) is not bool(short)  # the quick answer is the long one's
