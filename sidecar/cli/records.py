@@ -17,6 +17,7 @@ __all__ = ["harmless", "told", "told_whole"]
 _COLUMNS: Final = ("started_at", "tenant", "who", "model", "outcome", "why")
 _PADDED: Final = 24  # characters a column is widened to for its neighbours' sake; a longer value is never cut
 _NARROWEST: Final = 20  # characters of a line, on whatever terminal
+_FLAGS: Final = 3  # guards named on a record's line
 _INDENT: Final = "    "
 
 
@@ -74,10 +75,13 @@ def _row(shape: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _why(shape: dict[str, Any]) -> str:
-    """The reason, else the status where it is not OK; and what mode observe did not enforce, where that is another."""
+    """The reason, else the status where it is not OK; what was not enforced, where that is another; who flagged it."""
     words = [shape["reason"] or ("" if shape["status"] == Code.OK else f"status {shape['status']}")]
     if shape["would_refuse"] and shape["would_refuse"] != shape["reason"]:
         words.append(f"would be {shape['would_refuse']}")
+    flagged = [found["guard"] for found in shape["findings"] if found["enforced"] == "flag"]
+    if flagged:
+        words.append(f"flagged by {', '.join(flagged[:_FLAGS])}{' …' if flagged[_FLAGS:] else ''}")
     return harmless("; ".join(filter(None, words)))
 
 

@@ -99,6 +99,7 @@ class FakePorts:
     visible: frozenset[str] = frozenset({"chat"})  # models that whoever asks may know of
     answer: bytes | None = None  # the sidecar's own, where it has one
     seen: list[seams.Sees] = field(default_factory=list)  # what the reader was told of what may be known
+    guards: seams.Guards | None = None  # of every tenant
     given_up: list[tuple[str, str, Forward]] = field(default_factory=list)  # what the reader was told isn't forwarded
 
     def _step(self, name: str) -> Denial | None:
@@ -126,7 +127,7 @@ class FakePorts:
         target = self.aliases.get(head.model, head.model)
         return denial or Verdict(
             "allow", self.digest, self.profile(target), Limits(), self.audit, would_refuse=self.shadow,
-            alias=head.model if target != head.model else "",
+            alias=head.model if target != head.model else "", guards=self.guards,
         )  # fmt: skip
 
     def profile(self, model: str) -> ModelProfile:
