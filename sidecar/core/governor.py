@@ -55,6 +55,7 @@ __all__ = [
 # Reasons that end a running call. Not those of a credential that merely ran out: an expiry, the end of a rotation.
 WITHDRAWN: Final = frozenset({Reason.KEY_REVOKED, Reason.TOKEN_REVOKED})
 
+_UNSEARCHED: Final = Outcome(OutcomeKind.FAILED, Code.INTERNAL, Reason.INTERNAL, "its output could not be searched")
 _CRASHED: Final = Outcome(OutcomeKind.FAILED, Code.INTERNAL, Reason.INTERNAL, "its outcome could not be written down")
 _UNREADABLE: Final = Denial(Reason.INTERNAL, internal="Triton's answer can't be read, so nobody is shown it")
 
@@ -373,7 +374,12 @@ class Governor:
         it, could not be journaled: the client must not be told that the call completed. Such an outcome is journaled by
         a later ``sweep``, as the client was told it.
         """
-        self.finish(recorded)  # what guards only tell of an output that was broken off stands in its record too
+        try:
+            self.finish(recorded)  # what guards only tell of an output that was broken off stands in its record too
+        except BaseException:  # a bug of ours: the call crashes, but must not stay open for it
+            recorded.watch = None
+            self.settle(recorded, _UNSEARCHED, at, running=running)
+            raise
         with recorded.in_order:
             with self._lock:
                 if recorded.settled:

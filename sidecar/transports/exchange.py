@@ -104,12 +104,11 @@ class Exchange:
         assert self.recorded is not None
         return self._services.governor.due(self.recorded, self._services.now())
 
-    def flushed(self) -> list[bytes]:
-        """What is held, now that no output follows; nothing, where guards find in it what they deny."""
+    def flushed(self) -> list[bytes] | Denial:
+        """What is held, now that no output follows; a Denial, where guards find in it what they deny."""
         if self.recorded is None or self.recorded.holdback is None:
             return []
-        denial = self._services.governor.finish(self.recorded)
-        return [] if denial is not None else self.recorded.holdback.all()
+        return self._services.governor.finish(self.recorded) or self.recorded.holdback.all()
 
     def shown(self, facts: ResponseFacts) -> bytes:
         """A response as the client is sent it, without what it may not read in an in-band error."""

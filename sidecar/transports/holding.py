@@ -54,8 +54,9 @@ class Holding:
         return full
 
     def flush(self) -> Denial | None:
-        """No output follows: what is held goes out, unless guards deny it now."""
-        return self._let_go(self._exchange.flushed())
+        """No output follows: what is held goes out. A Denial ends the call: guards deny it, or too much waits."""
+        found = self._exchange.flushed()
+        return found if isinstance(found, Denial) else self._let_go(found)
 
     def close(self) -> None:
         """The call is over: what is still held of it is never sent."""

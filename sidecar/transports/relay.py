@@ -37,10 +37,9 @@ class _Part:
     decoupled: bool
     holding: Holding | None  # where its guards deny something of outputs
 
-    def flush(self) -> None:
-        """No output follows. What could not be queued has ended the stream by then."""
-        if self.holding is not None:
-            self.holding.flush()
+    def flush(self) -> Denial | None:
+        """No output follows. A Denial ends the call instead of how it would have ended."""
+        return None if self.holding is None else self.holding.flush()
 
 
 class StreamRelay:
@@ -299,8 +298,10 @@ class StreamRelay:
                 part.flush()
             self._tell(exchange, exchange.failed(facts), part)
             return False
-        if facts.final or facts.error is not None:
-            part.flush()
+        denial = part.flush() if facts.final or facts.error is not None else None
+        if denial is not None:
+            self._tell(exchange, exchange.failed(denial), part)
+            return False
         if facts.error is not None and facts.model and self._context.ends_on_error:  # without a model: never issued
             self._stop(exchange.erred(facts.error))
             return False
@@ -331,7 +332,10 @@ class StreamRelay:
 
     async def _upstream_ended(self, exchange: Exchange, end: UpstreamEnd, part: _Part) -> None:
         """The upstream stream ended without a final response: well (nothing to say) or not (told in-band)."""
-        part.flush()
+        denied = part.flush()
+        if denied is not None:
+            self._tell(exchange, exchange.failed(denied), part)
+            return
         status = exchange.ended(end)
         unsafe = await durable(self._services, exchange)
         if unsafe is not None:

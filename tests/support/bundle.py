@@ -57,6 +57,8 @@ def write_bundle(directory: Path) -> Path:
     _tenant(bundle, "two", models=["*"])
     for name, limits in LIMITED.items():
         _tenant(bundle, name, models=["slow", "echo", "hold", "deaf"], limits=limits)
+    # Every API key of it that is called "test" may ask once a minute; a token may as often as it likes.
+    _tenant(bundle, "keyed", models=["echo"], keys={"test": {"limits": {"requests": {"rate": "1/m", "burst": 1}}}})
     # `ghost` is granted and Triton has none; the bundle's models.yaml names neither of the other two.
     _tenant(bundle, "neighbour", models=["gossip", "echo", "ghost"])
     for name, residency in ELSEWHERE.items():

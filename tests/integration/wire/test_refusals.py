@@ -209,6 +209,20 @@ class TestRefusals:
         assert seconds is not None
         assert abs(float(seconds[1]) * 1000 - ms) < 500  # told to three digits
 
+    def test_a_key_is_held_to_its_own_limits_by_its_name(self, sidecar: Sidecar, bare: Bare) -> None:
+        """Each key of that name by itself, and nobody else of its tenant."""
+        for _ in range(2):
+            headers = dict(bearer(sidecar.issue("keyed")))
+            eventually(
+                lambda headers=headers: bare.unary(echo(), headers).code == "OK",
+                what="the new key is known",
+                within_s=30,
+            )
+            told = assert_refused(bare.unary(echo(), headers), Reason.RATE_REQUESTS, sidecar)
+            assert 0 < told.retry <= 60
+        token = dict(bearer(sidecar.token("keyed")))
+        assert [bare.unary(echo(), token).code for _ in range(3)] == ["OK"] * 3
+
     def test_a_slot_is_free_again_when_its_call_ends(self, sidecar: Sidecar, bare: Bare) -> None:
         """On one stream: the second message is refused in-band while the first runs; the stream lives on."""
         headers = sidecar.headers("one-slot")

@@ -9,12 +9,12 @@ import pytest
 
 from policies.document import GuardDoc
 from policies.guards import compile_guards
-from policies.watching import Hold
+from policies.watching import Hold, Watch
 from sidecar.core.governor import Governor, Mode
 from sidecar.transports import render
 from sidecar.transports.exchange import UpstreamEnd
 from tests.support.core import FakePorts
-from tests.support.wire import FakeUpstream, quiet
+from tests.support.wire import OK_END, FakeUpstream, quiet
 from tests.unit.sidecar.transports.test_relay import FINAL, Rpc, ask, token, until
 
 MS = 1_000_000
@@ -59,6 +59,24 @@ async def test_what_is_held_when_a_model_fails_is_searched_first() -> None:
     rpc = Rpc(FakeUpstream([token(b"a "), token(b"secret"), ERROR]), **guarded(hold=Hold(100, 10**12)))
     await rpc.run(ask())
     assert not any("secret" in each or each == "a " for each in rpc.told)
+    rpc.world.assert_even()
+
+
+async def test_an_upstream_that_ends_without_a_final_response_is_searched_to_its_end() -> None:
+    world = guarded(hold=Hold(100, 10**12), pattern=r"secret\b")
+    rpc = Rpc(FakeUpstream([token(b"a "), token(b"secret"), OK_END]), **world)
+    await rpc.run(ask())
+    assert rpc.told == ["POLICY_FORBIDS"]
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "POLICY_FORBIDS")}
+    rpc.world.assert_even()
+
+
+async def test_a_guard_that_fails_at_the_end_leaves_no_call_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    rpc = Rpc(FakeUpstream([token(b"a "), OK_END]), **guarded(hold=Hold(100, 10**12)))
+    monkeypatch.setattr(Watch, "finish", _broken)
+    assert await rpc.run(ask()) == render.OK
+    assert not any("a " in each for each in rpc.told)
+    assert rpc.world.outcomes == {"call-1/1": ("failed", "INTERNAL")}
     rpc.world.assert_even()
 
 
