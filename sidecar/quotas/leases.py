@@ -230,6 +230,10 @@ class Timely:
                 answer.set_exception(fault)
 
 
+def _nobody_waits() -> None:
+    """No wire has asked to be told yet."""
+
+
 class LeaseKeeper:
     """One a process. ``prefix`` names the region: a limit is never shared across jurisdictions.
 
@@ -251,6 +255,7 @@ class LeaseKeeper:
         self._asked_at = float("-inf")
         self.fault = ""  # why Redis does not answer, "" while it does
         self.round_trips = 0
+        self.on_room: Callable[[], None] = _nobody_waits  # called whenever a lease has grown
 
     @property
     def summary(self) -> str:
@@ -320,6 +325,8 @@ class LeaseKeeper:
         for number, want in enumerate(wants):
             granted, wait_ms = answer[1 + 2 * number], answer[2 + 2 * number]
             self._quotas.granted(want, granted, wait_ms / 1000)
+        if wants:
+            self.on_room()
         return True
 
     def _away(self, wants: list[Want], now: float, fault: str) -> None:

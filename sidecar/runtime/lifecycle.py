@@ -58,6 +58,8 @@ class Sidecar:
         self.budget = Budget(settings.bounds.buffer_bytes)
         self._waiting = WaitingRoom()
         self.rooms.governor.on_room = self._waiting.wake
+        if self.rooms.leases is not None:
+            self.rooms.leases.on_room = self._waiting.wake
         self._probe = UpstreamProbe(settings.triton.grpc, self.rooms.restricted)
         self._selfcheck = self._self_check()
         self._learner = Learner(TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models)

@@ -13,10 +13,11 @@ from sidecar.core.model import Action, Call, Denial, Forward, Outcome, OutcomeKi
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.transports import render
 from sidecar.transports.context import RpcContext, Services
+from sidecar.transports.waiting import Line
 from sidecar.triton import status as triton_status
 from sidecar.triton.answers import reworded
 from sidecar.triton.errors import Said, said_by
-from sidecar.triton.peek import peek_request_id
+from sidecar.triton.peek import peek_model, peek_request_id
 from sidecar.triton.responses import restored
 
 _EMPTY_FINAL: Final = "triton_enable_empty_final_response"
@@ -37,21 +38,74 @@ class UpstreamEnd(Struct, frozen=True):
 class Exchange:
     """A call's life on either wire: ``open``, ``deliver``…, then one of the endings. All ends settle."""
 
-    __slots__ = ("_services", "call", "error", "forwarded", "recorded")
+    __slots__ = ("_services", "_waits", "call", "error", "forwarded", "recorded")
 
     def __init__(self, services: Services, call: Call) -> None:
         self._services = services
         self.call = call
         self.recorded: Recorded | None = None
+        self._waits: tuple[Line, int, Refused | None] | None = None
         self.forwarded = False  # Triton was sent it, and has not been seen to end it
         self.error: str | None = None  # the last in-band one; a decoupled model may go on after it
 
     async def opened(self, context: RpcContext) -> Forward | Denial:
         """As ``open``, but a call that its plan lets wait for room waits, no longer than its deadline allows."""
-        governor, now = self._services.governor, self._services.now
-        found = governor.try_open(self.call, now())
+        found = self.tried()
+        return await self.waited(context) if found is None else found
+
+    def tried(self) -> Forward | Denial | None:
+        """As ``open``; None: it may wait for room (``waited``). Nobody is let in before those who wait already."""
+        services = self._services
+        line: Line | None = None
+        if len(services.waiting):
+            line = self._line()
+            queue_ns = services.waiting.ahead(line)
+            if queue_ns:
+                self._waits = line, queue_ns, None
+                return None
+        found = services.governor.try_open(self.call, services.now())
         if isinstance(found, Refused) and found.denial.queue_ns:
-            found = await self._services.waiting.admit(governor, found, now, context.deadline_ns)
+            self._waits = line or self._line(), found.denial.queue_ns, found
+            return None
+        return self._opened(found)
+
+    def _line(self) -> Line:
+        tenant = self._services.governor.tenant(self.call.credential, self._services.now())
+        return tenant, peek_model(self.call.message)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was told neither yes nor no yet."""
+        return self._waits is not None
+
+    @property
+    def sequence(self) -> bool:
+        """Whether it may be one of a sequence, whose next must not overtake it: it has not been read yet."""
+        return b"sequence_id" in self.call.message
+
+    async def waited(self, context: RpcContext) -> Forward | Denial:
+        """Until there is room, or no more time: that of its plan, or its own."""
+        assert self._waits is not None
+        (line, queue_ns, refused), self._waits = self._waits, None
+        services = self._services
+        return self._opened(
+            await services.waiting.admit(
+                services.governor,
+                self.call,
+                line,
+                services.now,
+                context.deadline_ns,
+                refused=refused,
+                queue_ns=queue_ns,
+            )
+        )
+
+    def abandon(self, denial: Denial) -> None:
+        """It will never wait: whoever would have waited is gone before it began to."""
+        self._waits = None
+        self._services.governor.reject(self.call, denial, self._services.now())
+
+    def _opened(self, found: Recorded | Refused) -> Forward | Denial:
         if isinstance(found, Recorded):
             self.recorded = found
             return found.admission.forward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
@@ -20,7 +20,7 @@ from sidecar.transports.ordering import Place
 from sidecar.transports.outbox import ClientGone, Outbox, Send
 from sidecar.transports.sequences import Seat, Sequences
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
-from sidecar.triton.peek import EMPTY_FINAL_SUFFIX
+from sidecar.triton.peek import EMPTY_FINAL_SUFFIX, peek_model
 
 _TURN: Final = 16  # responses of one call read before the others get their turn
 _OTHERS_ERROR: Final = Denial(
@@ -127,6 +127,8 @@ class StreamRelay:
             for exchange in calls.values():
                 if exchange.unsettled:  # its task was cancelled before its first step, so no code of it ever ran
                     exchange.failed(self._ending)
+                elif exchange.waits:
+                    exchange.abandon(self._ending)
 
     def idle(self) -> bool:
         """Whether no call is under way, all that was answered is written, and yet the client may say more."""
@@ -166,11 +168,16 @@ class StreamRelay:
         """Open call ``n``; a status where its refusal ends the whole RPC (a credential's failure, DESIGN §6)."""
         services = self._services
         exchange = Exchange(services, self._context.streamed(n, message, services.now(), services.ids.span()))
-        try:
-            opened = await exchange.opened(self._context)
-        except BaseException:  # cancelled while it waited for room
-            self._release(exchange)
-            raise
+        opened = exchange.tried()
+        if opened is None and not exchange.sequence:  # the others of the stream go on; its place in line is kept
+            self._start(exchange, self._queued(exchange, None if self._decoupled(exchange) else self._outbox.join()))
+            return None
+        if opened is None:
+            try:
+                opened = await exchange.waited(self._context)
+            except BaseException:  # cancelled while it waited for room
+                self._release(exchange)
+                raise
         if isinstance(opened, Denial):
             self._release(exchange)
             if REASONS[opened.reason].code is Code.UNAUTHENTICATED:
@@ -182,10 +189,49 @@ class StreamRelay:
         place = self._outbox.join() if opened.ordered else None
         seat = self._sequences.join(opened) if opened.sequence is not None else None
         part = _Part(place, seat, opened.decoupled, self._holding(exchange, place))
-        task = asyncio.create_task(self._call(exchange, opened, part), name=exchange.call.id)
+        self._start(exchange, self._call(exchange, opened, part))
+        return None
+
+    def _start(self, exchange: Exchange, life: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(life, name=exchange.call.id)
         self._calls[task] = exchange
         task.add_done_callback(self._over)
-        return None
+
+    def _decoupled(self, exchange: Exchange) -> bool:
+        """Whether the model asked for is known to keep no order, so that nobody need wait for its answer."""
+        known = self._services.models.known(peek_model(exchange.call.message))
+        return known is not None and known.decoupled
+
+    async def _queued(self, exchange: Exchange, place: Place | None) -> None:
+        """A message that waits for room beside the stream's others; what follows its place waits for its answer."""
+        try:
+            opened = await exchange.waited(self._context)
+        except BaseException:  # cancelled while it waited
+            if place is not None:
+                self._outbox.leave(place)
+            self._release(exchange)
+            raise
+        if isinstance(opened, Denial):
+            self._release(exchange)
+            self._turned_away(exchange, opened, place or self._outbox.join())
+            return
+        opened = self._known(exchange, opened)
+        if opened.ordered:
+            place = place or self._outbox.join()
+        elif place is not None:
+            self._outbox.leave(place)
+            place = None
+        seat = self._sequences.join(opened) if opened.sequence is not None else None
+        part = _Part(place, seat, opened.decoupled, self._holding(exchange, place))
+        await self._call(exchange, opened, part)
+
+    def _turned_away(self, exchange: Exchange, denial: Denial, place: Place) -> None:
+        """It waited in vain."""
+        if REASONS[denial.reason].code is Code.UNAUTHENTICATED:
+            self._stop(render.status(denial, exchange.call.id), denial)
+        else:
+            self._outbox_put(render.in_band(denial, exchange.request_id), place)
+        self._outbox.leave(place)
 
     def _holding(self, exchange: Exchange, place: Place | None) -> Holding | None:
         if exchange.holdback is None:
@@ -345,10 +391,10 @@ class StreamRelay:
         elif status.code != Code.OK:
             self._put(render.in_band_status(status, exchange.request_id), part)
 
-    def _stop(self, status: render.Status) -> None:
-        """The RPC ends with a model's error: the client asked for that (triton_grpc_error)."""
+    def _stop(self, status: render.Status, ending: Denial = _OTHERS_ERROR) -> None:
+        """The RPC ends with one call's: a model's error, where the client asked for that, or its lost credential."""
         if not self._stopped.done():
-            self._ending = _OTHERS_ERROR
+            self._ending = ending
             self._stopped.set_result(status)
 
     def _tell(self, exchange: Exchange, denial: Denial, part: _Part) -> None:

@@ -23,6 +23,17 @@ def peek_request_id(message: bytes) -> str:
     return ids[0][:_LONGEST] if ids else ""
 
 
+def peek_model(message: bytes) -> str:
+    """The model's name that a ModelInferRequest gives first; "" where it can't be read."""
+    try:
+        for found in scan(message, _SPEC):
+            if found.field.name == "model_name":
+                return text(message, found, _SPEC)
+    except MalformedRequest:
+        return ""
+    return ""
+
+
 def sent_request_id(message: bytes, suffix: bytes) -> str:
     """The id that Triton reads from a request of ours and what is appended to it: the last one counts (proto3)."""
     try:
