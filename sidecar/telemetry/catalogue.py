@@ -100,6 +100,7 @@ class Metric:
     unit: str = ""
     buckets: tuple[float, ...] = ()
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    never: frozenset[tuple[str, ...]] = frozenset()  # combinations of closed values that can't happen: no series
 
     @property
     def family(self) -> str:
@@ -119,10 +120,11 @@ class Metric:
 
 
 def _counter(
-    name: str, help_: str, labels: tuple[str, ...] = (), unit: str = "", **values: type[StrEnum] | tuple[str, ...]
-) -> Metric:
+    name: str, help_: str, labels: tuple[str, ...] = (), unit: str = "", *,
+    never: frozenset[tuple[str, ...]] = frozenset(), **values: type[StrEnum] | tuple[str, ...],
+) -> Metric:  # fmt: skip
     closed = {label: value if isinstance(value, tuple) else tuple(value) for label, value in values.items()}
-    return Metric(name, Kind.COUNTER, help_, labels, unit, values=closed)
+    return Metric(name, Kind.COUNTER, help_, labels, unit, values=closed, never=never)
 
 
 def _gauge(name: str, help_: str, labels: tuple[str, ...] = (), unit: str = "") -> Metric:
@@ -138,6 +140,13 @@ _FSYNC: Final = (0.001, 0.005, 0.025, 0.1, 1.0, 5.0)
 
 # Calls of the data plane end in one of these; ``aborted`` is written by `warden ship` after a crash.
 _OUTCOMES: Final = tuple(kind.value for kind in OutcomeKind if kind is not OutcomeKind.ABORTED)
+
+# What happens to a call that was let in, or to all calls: never what a rule only observes.
+_ALWAYS_ENFORCED: Final = (
+    Reason.AUDIT_UNAVAILABLE, Reason.CLIENT_CANCELLED, Reason.DRAINING, Reason.INTERNAL, Reason.UPSTREAM_QUEUE_FULL,
+    Reason.UPSTREAM_TIMEOUT, Reason.UPSTREAM_UNAVAILABLE,
+)  # fmt: skip
+_NOT_DONE: Final = (("deny", "flag"), ("flag", "deny"))  # a finding is enforced as its guard says, or not at all
 
 _CALLS: Final = (
     _counter(
@@ -160,6 +169,12 @@ _CALLS: Final = (
         ("tenant", "quantity"),
         quantity=Quantity,
     ),
+    _counter(
+        "warden_would_throttle_total",
+        "Calls that a quota in shadow, or any quota in mode observe, would have refused.",
+        ("quantity",),
+        quantity=Quantity,
+    ),
     _counter("warden_method_calls_total", "Calls ended, by RPC.", ("method", "outcome"), outcome=_OUTCOMES),
     _counter(
         "warden_refusals_total",
@@ -167,6 +182,7 @@ _CALLS: Final = (
         ("reason", "enforced"),
         reason=Reason,
         enforced=("true", "false"),
+        never=frozenset((reason.value, "false") for reason in _ALWAYS_ENFORCED),
     ),
     _counter(
         "warden_tokens_total",
@@ -234,6 +250,7 @@ _AUDIT: Final = (
         on=("prompt", "output"),
         verdict=("deny", "flag"),
         enforced=("deny", "flag", "none"),
+        never=frozenset((on, said, done) for on in ("prompt", "output") for said, done in _NOT_DONE),
     ),
     _counter("warden_unrecorded_entries_total", "Journal entries that could not be written."),
     _gauge("warden_journal_state", "1 for the state the journal is in: open, full or failed.", ("state",)),

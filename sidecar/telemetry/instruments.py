@@ -131,7 +131,8 @@ class _Board:
                 self.histogram(metric.name)
             elif metric.kind is Kind.COUNTER:
                 for labels in itertools.product(*(metric.values[label] for label in metric.labels)):
-                    self.cell(metric.name, *labels)
+                    if labels not in metric.never:
+                        self.cell(metric.name, *labels)
 
     def cell(self, name: str, *labels: str) -> _Cell:
         return self.cells[name].setdefault(tuple(str(label) for label in labels), _Cell())
@@ -168,10 +169,14 @@ class PrometheusInstruments(Collector):
         self._unknown_method = _method_cells(UNKNOWN_METHOD, self._board)
         self._refusals = {
             enforced: {
-                reason: self._board.cell("warden_refusals_total", reason, "true" if enforced else "false")
+                reason: self._board.cell("warden_refusals_total", reason, told)
                 for reason in Reason
+                if (reason.value, told) not in BY_NAME["warden_refusals_total"].never
             }
-            for enforced in (True, False)
+            for enforced, told in ((True, "true"), (False, "false"))
+        }
+        self._would_throttle = {
+            quantity: self._board.cell("warden_would_throttle_total", quantity) for quantity in Quantity
         }
         self._versions: dict[tuple[str, str, RouteKind], dict[OutcomeKind, _Cell]] = {}
         self._other_versions = {
@@ -198,9 +203,10 @@ class PrometheusInstruments(Collector):
         # A tenant that isn't known here is only a claim: a caller must not be able to use up the series with it.
         known = refused.principal is not None and reason is not Reason.TENANT_UNKNOWN
         with self._lock:
-            self._refusals[enforced][reason].value += 1
             if not enforced:
+                self._unenforced(refused.denial)
                 return  # the call goes on, and is counted when it ends
+            self._refusals[True][reason].value += 1
             self._found(refused.findings)
             tenant = self._tenant(refused.principal.tenant if known and refused.principal else NO_TENANT)
             tenant.calls[infer, OutcomeKind.REFUSED].value += 1
@@ -211,6 +217,16 @@ class PrometheusInstruments(Collector):
             fault = faults.of_reason(reason, refused.denial.rule)
             if fault is not None and infer:
                 tenant.faults[fault, OutcomeKind.REFUSED].value += 1
+
+    def _unenforced(self, denial: Denial) -> None:
+        """Under the lock."""
+        cell = self._refusals[False].get(denial.reason)
+        if cell is None:  # the catalogue says that it can't be
+            cell = self._board.cell("warden_refusals_total", denial.reason, "false")
+        cell.value += 1
+        quantity = faults.throttled(denial.reason, denial.rule)
+        if quantity is not None:
+            self._would_throttle[quantity].value += 1
 
     def settled(self, recorded: Recorded, outcome: Outcome, usage: Usage) -> None:
         admission = recorded.admission

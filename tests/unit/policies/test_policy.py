@@ -295,6 +295,24 @@ def test_dates_decide_as_time_goes_on_whatever_is_remembered() -> None:
         assert at("chat", DAYS[2]) == (Reason.TENANT_SUSPENDED, "until", None)
 
 
+def test_a_raise_ends_at_the_second_it_says_and_a_later_one_counts() -> None:
+    policy = dated(
+        "birch",
+        limits="limits: [{until: 2026-12-03, concurrency: 9}, {from: 2026-12-02, until: 2026-12-03, concurrency: 12}]",
+    )
+
+    def at(moment: float) -> int | None:
+        found = policy.authorise(who("birch"), call(), Head("chat"), moment)
+        assert isinstance(found, Verdict)
+        return found.limits.concurrency
+
+    for _ in range(2):  # also backwards in time
+        assert at(DAYS[1] - 0.001) == 9
+        assert at(DAYS[1]) == 12
+        assert at(DAYS[2] - 0.001) == 12
+        assert at(DAYS[2]) == 4  # the plan's
+
+
 def test_a_grant_in_shadow_holds_and_says_what_is_to_come() -> None:
     policy = dated("birch", models='models: [{model: chat, shadow: true}, "v*", {model: vision, shadow: true}]')
     found = ask(policy, who("birch"), "chat")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Mapping
 
@@ -27,6 +28,7 @@ from sidecar.core.model import (
 from sidecar.core.ports import Instruments
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.routing import Route, RouteKind
+from sidecar.telemetry import faults
 from sidecar.telemetry.catalogue import BY_NAME, CATALOGUE, MAX_SERIES, MAX_VERSIONS, JournalState, Kind
 from sidecar.telemetry.instruments import PrometheusInstruments, Reading, registry
 from sidecar.triton.selfcheck import SEVERITY
@@ -402,3 +404,23 @@ def test_counting_and_observing_what_happens_elsewhere() -> None:
 def test_the_process_is_shown_too() -> None:
     assert (value(made(), "process_resident_memory_bytes") or 0) > 0
     assert not {sample.name for sample in scrape(made())} & BY_NAME.keys() & {"process_resident_memory_bytes"}
+
+
+def test_what_a_quota_in_shadow_would_refuse_is_counted_by_quantity() -> None:
+    instruments = made()
+    for quantity, reason in ((quantity, reason) for reason, quantity in faults.THROTTLES.items()):
+        found = telemetry.refused(reason, "acme")
+        found = dataclasses.replace(found, denial=Denial(reason, rule=f"quota:{quantity}"))
+        instruments.refused(found, enforced=False)
+        assert value(instruments, "warden_would_throttle_total", quantity=quantity.value) == 1
+        assert value(instruments, "warden_throttled_total", tenant="(none)", quantity=quantity.value) is None
+    bound = dataclasses.replace(found, denial=Denial(Reason.MEMORY_TENSOR, rule="bounds.buffer_bytes"))
+    instruments.refused(bound, enforced=False)
+    assert value(instruments, "warden_would_throttle_total", quantity="tensor_bytes") == 1
+
+
+def test_what_can_not_be_only_observed_has_no_series_but_is_counted_if_it_were() -> None:
+    instruments = made()
+    assert value(instruments, "warden_refusals_total", reason="DRAINING", enforced="false") is None
+    instruments.refused(telemetry.refused(Reason.DRAINING, "acme"), enforced=False)
+    assert value(instruments, "warden_refusals_total", reason="DRAINING", enforced="false") == 1
