@@ -304,7 +304,8 @@ class Governor:
             behind = recorded.lag(at)
             if facts.texts or facts.output_tokens:
                 tokens, exact = recorded.tokens
-                spent = self._ports.quotas.grow(admission.reservation, tokens, at, exact=exact)
+                least = recorded.least_tokens
+                spent = self._ports.quotas.grow(admission.reservation, tokens, at, exact=exact, least=least)
         if behind:
             self._catch_up(recorded, at)
         denied = None

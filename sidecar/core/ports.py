@@ -181,8 +181,11 @@ class Quotas(Protocol):
         """
         ...
 
-    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool) -> Denial | None:
-        """A running call has used ``tokens`` by now, prompt and output. A Denial ends it: its budget is spent."""
+    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool, least: int = 0) -> Denial | None:
+        """A running call has used ``tokens`` by now, prompt and output. A Denial ends it: its budget is spent.
+
+        Not ``exact``, they are estimated, and ``least`` is what it has used at the very least.
+        """
         ...
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:

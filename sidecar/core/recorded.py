@@ -142,6 +142,11 @@ class Recorded:
         output = self._counted if self._exact_out else self._estimated()
         return self._input_tokens + output, self._exact_out
 
+    @property
+    def least_tokens(self) -> int:
+        """Prompt and output so far, each text counted as one token: there can't have been fewer."""
+        return self._input_tokens + (self._counted if self._exact_out else self._texts)
+
     def remaining_ns(self, at: Instant) -> int | None:
         """How long it would go on at its own pace to all that was asked of it; None: it has no pace yet.
 

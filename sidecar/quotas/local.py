@@ -196,11 +196,12 @@ class LocalQuotas:
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
-    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool) -> Denial | None:
+    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool, least: int = 0) -> Denial | None:
         """A stream has used ``tokens`` by now (prompt and output). A Denial: the budget has none left for it.
 
-        Only a count that is the backend's own, or a budget that reserves what is expected, can end a call so: an
-        estimate over a full reservation is charged, and left to the settlement.
+        Only a count that is the backend's own, or a budget that reserves what is expected, can end a call so; of an
+        estimate over a full reservation, only what was used at the very least (``least``). The rest of it is left to
+        the settlement where the budget has no room.
         """
         assert isinstance(reservation, Held), "a reservation of other quotas"
         meter, demand = reservation.meter, reservation.demand
@@ -208,7 +209,7 @@ class LocalQuotas:
             _hold(meter, _filled(demand, tokens), at.mono_ns)
         if tokens <= meter.covered:
             return None
-        return self._more(reservation, tokens - meter.covered, at.mono_ns, exact=exact)
+        return self._more(reservation, tokens - meter.covered, at.mono_ns, exact=exact or least > meter.covered)
 
     @staticmethod
     def _more(reservation: Held, missing: int, now: int, *, exact: bool) -> Denial | None:
@@ -223,6 +224,8 @@ class LocalQuotas:
                     each for each in tight[0].shortfalls(Ask(tokens=more), now) if each.quantity is Quantity.TOKENS
                 )
                 return denial(tight[0], short, short.wait)
+            if tight:
+                return None
         for account in accounts:
             account.budget.charge(more, now)
         reservation.meter.covered += more

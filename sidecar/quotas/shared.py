@@ -217,9 +217,9 @@ class SharedQuotas(LocalQuotas):
                 self._missed(tenant, short, demand)
             return found
 
-    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool) -> Denial | None:
+    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool, least: int = 0) -> Denial | None:
         with self._guard:
-            return super().grow(reservation, tokens, at, exact=exact)
+            return super().grow(reservation, tokens, at, exact=exact, least=least)
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
         with self._guard:

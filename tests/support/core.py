@@ -179,7 +179,7 @@ class FakePorts:
         self.held = {**self.held, id(reservation): reservation}
         return reservation
 
-    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool) -> Denial | None:
+    def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool, least: int = 0) -> Denial | None:
         return self.spent
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:

@@ -388,3 +388,15 @@ def test_a_key_of_its_own_limits_is_held_to_them_and_its_neighbours_to_per_key()
 
     assert [taken("ci", own) for _ in range(3)] == [True, True, False]
     assert [taken("web", None) for _ in range(2)] == [True, False]
+
+
+def test_an_estimate_ends_no_call_but_what_was_used_at_the_very_least_does() -> None:
+    """Invariant: of a full reservation, never more than the budget is surely used, whatever the backend counts."""
+    quotas, limits = LocalQuotas(), Limits(tokens_per_minute=100)
+    found = held(reserve(quotas, limits, Demand(tokens=40, prompt_tokens=10)))
+    assert quotas.grow(found, 95, at(0), exact=False, least=20) is None  # room for it
+    assert quotas.grow(found, 300, at(0), exact=False, least=60) is None  # none, but it is only an estimate
+    cut = [least for least in range(60, 200) if quotas.grow(found, 300, at(0), exact=False, least=least) is not None]
+    assert cut[0] <= 101
+    quotas.settle(found, Usage(input_tokens=10, output_tokens=cut[0] - 10), at(0))
+    assert refused(reserve(quotas, limits, Demand(tokens=101 - cut[0]))).retry_after is not None
