@@ -15,6 +15,7 @@ from sidecar.core.model import (
     PROOF,
     Action,
     Admission,
+    Allowance,
     Call,
     Credential,
     Demand,
@@ -414,6 +415,11 @@ class Governor:
         self._ports.instruments.settled(recorded, outcome, usage)
         self._ports.reader.ended(recorded.admission, outcome, usage, at)
         return denial or recorded.lost if self._mode is Mode.ENFORCE else None
+
+    def left(self, recorded: Recorded, at: Instant) -> tuple[Allowance, ...]:
+        """What the call's tenant has left of its own limits of time."""
+        with self._lock:
+            return self._ports.quotas.left(recorded.admission.reservation, at)
 
     def release(self, call_id: str, at: Instant) -> None:
         """Triton has ended a call that was settled while it ran on. Harmless for any other, and twice."""

@@ -32,6 +32,7 @@ from sidecar.core.calls import (
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.core.routing import NO_ROUTE, Route
 from sidecar.core.terms import (
+    Allowance,
     AuditLevel,
     AuditRule,
     Contract,
@@ -57,6 +58,7 @@ __all__ = [
     "STAFF",
     "Action",
     "Admission",
+    "Allowance",
     "AuditLevel",
     "AuditRule",
     "Call",

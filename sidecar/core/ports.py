@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sidecar.core.governor import Output, Recorded, Refused
     from sidecar.core.model import (
         Admission,
+        Allowance,
         Call,
         Credential,
         Demand,
@@ -186,6 +187,10 @@ class Quotas(Protocol):
 
         Not ``exact``, they are estimated, and ``least`` is what it has used at the very least.
         """
+        ...
+
+    def left(self, reservation: Reservation, at: Instant) -> tuple[Allowance, ...]:
+        """What its tenant has left of its own limits of time, for whoever tells the caller."""
         ...
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:

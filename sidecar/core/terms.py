@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from sidecar.core.routing import Canary
 
 __all__ = [
+    "Allowance",
     "AuditLevel",
     "AuditRule",
     "Contract",
@@ -50,6 +51,19 @@ class Quantity(StrEnum):
     CONCURRENCY = "concurrency"
     KV_BYTES = "kv_bytes"
     TENSOR_BYTES = "tensor_bytes"
+
+
+class Allowance(Struct, frozen=True):
+    """What a tenant has left of one of its own limits of time: ``quota`` units in ``window`` seconds.
+
+    ``full_s``: seconds until all of it is there again. Nothing of anybody else can be read from it.
+    """
+
+    quantity: Quantity
+    quota: int
+    window: int
+    left: int
+    full_s: int
 
 
 class Share(Struct, frozen=True):

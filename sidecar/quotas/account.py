@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from sidecar.core.model import Limits, Quantity, RequestRate
+from sidecar.core.model import Allowance, Limits, Quantity, RequestRate
 from sidecar.quotas.budget import Budget
 from sidecar.quotas.gcra import Gcra
 from sidecar.quotas.ledger import Ledger
@@ -50,6 +50,10 @@ class Rate(Protocol):
 
     def take(self, at_ns: int, /) -> None: ...
 
+    def left(self, at_ns: int, /) -> int: ...
+
+    def full_ns(self, at_ns: int, /) -> int: ...
+
     def idle(self, at_ns: int, /) -> bool: ...
 
 
@@ -63,6 +67,8 @@ class Tokens(Protocol):
     def charge(self, tokens: int, at_ns: int, /) -> None: ...
 
     def left(self, at_ns: int, /) -> int: ...
+
+    def full_ns(self, at_ns: int, /) -> int: ...
 
     def idle(self, at_ns: int, /) -> bool: ...
 
@@ -108,6 +114,19 @@ class Account:
             and (limits.tensor_bytes is None or tensor <= 0 or ledger.tensor_bytes + tensor <= limits.tensor_bytes)
         )
 
+    def allowances(self, at_ns: int) -> tuple[Allowance, ...]:
+        """What is left of the limits of time."""
+        limits = self.limits
+        found: tuple[Allowance, ...] = ()
+        if limits.requests is not None:
+            rate, full = self.rate, self.rate.full_ns(at_ns)
+            found = (Allowance(Quantity.REQUESTS, *_window(limits.requests), rate.left(at_ns), _whole(full)),)
+        if limits.tokens_per_minute is not None:
+            budget, full = self.budget, self.budget.full_ns(at_ns)
+            told = Allowance(Quantity.TOKENS, limits.tokens_per_minute, 60, budget.left(at_ns), _whole(full))
+            found = (*found, told)
+        return found
+
     def shortfalls(self, ask: Ask, at_ns: int) -> Iterator[Shortfall]:
         """Every quota that is short, in the order of ``Quantity``."""
         yield from self._rates(ask, at_ns)
@@ -118,8 +137,7 @@ class Account:
         if limits.requests is not None and (wait := self.rate.wait_ns(at_ns)) != 0:
             rate = limits.requests
             limit = f"{rate.rate:g}/s, burst {rate.burst}"
-            window = max(1, round(rate.burst / rate.rate)) if rate.rate > 0 else 1
-            yield Shortfall(Quantity.REQUESTS, limit, "", _seconds(wait), (rate.burst, window))
+            yield Shortfall(Quantity.REQUESTS, limit, "", _seconds(wait), _window(rate))
         most = limits.tokens_per_minute
         if most is not None and (wait := self.budget.wait_ns(ask.tokens, at_ns)) != 0:
             limit = f"{most} per minute"
@@ -155,6 +173,16 @@ class Account:
         if limits.compute_per_minute is not None and (not spared or Quantity.COMPUTE not in spared):
             self.compute.charge(ask.compute, at_ns)
         self.ledger.book(ask.kv, ask.tensor)
+
+
+def _window(rate: RequestRate) -> tuple[int, int]:
+    """The burst, and the whole seconds in which it comes back."""
+    return rate.burst, max(1, round(rate.burst / rate.rate)) if rate.rate > 0 else 1
+
+
+def _whole(wait_ns: int) -> int:
+    """Seconds, rounded up."""
+    return -(-wait_ns // 1_000_000_000)
 
 
 def _seconds(wait_ns: int | None) -> float | None:

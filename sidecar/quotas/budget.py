@@ -58,6 +58,11 @@ class Budget:
         self._flow(at_ns)
         return max(0, self.per_minute * MINUTE_NS - self.owed) // MINUTE_NS
 
+    def full_ns(self, at_ns: int) -> int:
+        """Nanoseconds until nothing is owed."""
+        self._flow(at_ns)
+        return -(-self.owed // self.per_minute) if self.per_minute > 0 else 0
+
     def idle(self, at_ns: int) -> bool:
         """Whether nothing is owed: the state equals a new one."""
         self._flow(at_ns)

@@ -39,6 +39,16 @@ class Gcra:
         """Admit one request that conforms."""
         self.due_ns = max(self.due_ns, at_ns) + self.interval_ns
 
+    def left(self, at_ns: int) -> int:
+        """Requests that conform now, one after the other."""
+        if self.interval_ns <= 0:
+            return 0
+        return max(0, self.burst - -(-max(0, self.due_ns - at_ns) // self.interval_ns))
+
+    def full_ns(self, at_ns: int) -> int:
+        """Nanoseconds until nothing is owed."""
+        return max(0, self.due_ns - at_ns)
+
     def idle(self, at_ns: int) -> bool:
         """Whether nothing is owed: the state equals a new one."""
         return self.due_ns <= at_ns

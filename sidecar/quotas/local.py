@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from sidecar.core.model import Demand, Denial, Instant, Limits, PoolSize, Quantity, Reservation, Usage
+from sidecar.core.model import Allowance, Demand, Denial, Instant, Limits, PoolSize, Quantity, Reservation, Usage
 from sidecar.quotas.account import Account, Ask
 from sidecar.quotas.expected import Usual
 from sidecar.quotas.pool import Pool
@@ -230,6 +230,11 @@ class LocalQuotas:
             account.budget.charge(more, now)
         reservation.meter.covered += more
         return None
+
+    def left(self, reservation: Reservation, at: Instant) -> tuple[Allowance, ...]:
+        """Of the tenant's own account; what limits only a model or a key of it isn't told."""
+        assert isinstance(reservation, Held), "a reservation of other quotas"
+        return reservation.taken[0].account.allowances(at.mono_ns)
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

@@ -96,6 +96,14 @@ class LeasedRate:
     def take(self, _at_ns: int) -> None:
         self.lease.take(1)
 
+    def left(self, _at_ns: int) -> int:
+        """Of this pod's lease: what others hold nobody here knows."""
+        return self.lease.left
+
+    def full_ns(self, _at_ns: int) -> int:
+        """Until the next slice."""
+        return self._quotas.wait_ns(self.lease)
+
     def idle(self, _at_ns: int) -> bool:
         return self.lease.unused
 
@@ -131,8 +139,12 @@ class LeasedBudget:
         return self.lease.unused
 
     def left(self, _at_ns: int) -> int:
-        """Of this pod's lease: what another holds nobody here knows."""
+        """Of this pod's lease: what others hold nobody here knows."""
         return self.lease.left
+
+    def full_ns(self, _at_ns: int) -> int:
+        """Until the next slice."""
+        return self._quotas.wait_ns(self.lease)
 
 
 @dataclass(frozen=True, slots=True)

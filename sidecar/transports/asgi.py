@@ -372,7 +372,7 @@ class _Reply:
 
 def _status_headers(status: render.Status) -> list[tuple[bytes, bytes]]:
     if status.code == 0:
-        return _OK_TRAILERS
+        return _OK_TRAILERS if status.limits is None else [*_OK_TRAILERS, *render.rate_headers(status.limits)]
     fields = [
         (b"grpc-status", str(int(status.code)).encode()),
         (b"grpc-message", encode_message(status.message).encode()),
@@ -381,7 +381,7 @@ def _status_headers(status: render.Status) -> list[tuple[bytes, bytes]]:
         fields.append((b"grpc-status-details-bin", render.details_header(status.details)))
     if status.regions is not None:
         fields.append((render.REGIONS_HEADER.encode(), status.regions.encode()))
-    return fields
+    return fields + render.rate_headers(status.limits)
 
 
 def _path(scope: Scope) -> str:

@@ -185,12 +185,17 @@ class Exchange:
         self.forwarded = False
         if end.code == Code.OK:
             denial = self.complete()
-            return render.OK if denial is None else render.status(denial, self.call.id)
+            return self.told_ok() if denial is None else render.status(denial, self.call.id)
         words = restored(end.message, None if self.recorded is None else self.recorded.admission.forward.undo)
         told = self._translated(words, end.code)
         self._settle(_failure(told, words))
         denial = _denial(told)
         return render.Status(told.code, told.message) if denial is None else render.status(denial, self.call.id)
+
+    def told_ok(self) -> render.Status:
+        """That it went well, and what the tenant has left; asked after it is settled, so that this call counts."""
+        assert self.recorded is not None
+        return render.ok(self._services.governor.left(self.recorded, self._services.now()))
 
     def errored(self, text: str) -> Denial | None:
         """Triton answered this message of a stream with an in-band error (its gRPC code is lost there).

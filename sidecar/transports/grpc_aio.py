@@ -107,6 +107,8 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             self._services.crashed(rpc.id, fault)
             answer = unary.Answer(None, render.status(CRASHED, rpc.id))
         if answer.message is not None:
+            if answer.status.limits is not None:
+                context.set_trailing_metadata(_limits(answer.status))
             return answer.message
         await _abort(context, answer.status)
         raise AssertionError("abort returned")
@@ -251,7 +253,12 @@ async def _abort(context: Context, status: render.Status) -> None:
         details.append(("grpc-status-details-bin", status.details))
     if status.regions is not None:
         details.append((render.REGIONS_HEADER, status.regions))
+    details += _limits(status)
     await context.abort(_CODES[int(status.code)], status.message, tuple(details))
+
+
+def _limits(status: render.Status) -> tuple[tuple[str, str], ...]:
+    return () if status.limits is None else (("ratelimit-policy", status.limits[0]), ("ratelimit", status.limits[1]))
 
 
 def _peer(peer: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
 from google.rpc import error_details_pb2, status_pb2
 
-from sidecar.core.model import Denial
+from sidecar.core.model import Allowance, Denial
 from sidecar.core.reasons import REASONS, Reason
 from sidecar.triton import answers
 
@@ -30,6 +31,10 @@ _QUOTAS: Final = frozenset(
 )
 
 
+RateFields = tuple[str, str]
+"""``RateLimit-Policy`` and ``RateLimit`` (draft-ietf-httpapi-ratelimit-headers-10), lists of structured items."""
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
     """How an RPC ends for its client: gRPC code, plain text, and ``grpc-status-details-bin`` (not yet base64).
@@ -42,6 +47,7 @@ class Status:
     message: str = ""
     details: bytes = b""
     regions: str | None = None
+    limits: RateFields | None = None
 
 
 OK: Final = Status(0)
@@ -74,7 +80,7 @@ def status(denial: Denial, call_id: str) -> Status:
         failure = error_details_pb2.QuotaFailure()
         failure.violations.add(subject=subject, description=description)
         rich.details.add().Pack(failure)
-    return Status(row.code, message, rich.SerializeToString(), _regions(denial))
+    return Status(row.code, message, rich.SerializeToString(), _regions(denial), _refusing(denial))
 
 
 def _regions(denial: Denial) -> str | None:
@@ -104,19 +110,36 @@ def details_header(details: bytes) -> bytes:
     return base64.b64encode(details).rstrip(b"=")
 
 
-def rate_limit(denial: Denial) -> list[tuple[bytes, bytes]]:
-    """``RateLimit-Policy`` and ``RateLimit`` of a quota's refusal (draft-ietf-httpapi-ratelimit-headers).
+def ok(left: Sequence[Allowance]) -> Status:
+    """Well, with what the caller has left of its own limits of time."""
+    if not left:
+        return OK
+    stated = ", ".join([f'"{each.quantity}";q={each.quota};w={each.window}' for each in left])
+    return Status(0, limits=(stated, ", ".join([f'"{each.quantity}";r={each.left};t={each.full_s}' for each in left])))
 
-    Of the quota that refused only: ``q`` and ``w`` state it, ``r`` is what is left for such a call, ``t`` the seconds
-    until it may be made. Nothing for a refusal that is no quota's of the caller's own.
+
+def _refusing(denial: Denial) -> RateFields | None:
+    """Of the quota that refused only: ``q`` and ``w`` state it, ``r`` is what is left for such a call, ``t`` the
+    seconds until it may be made. None for a refusal that is no quota's of the caller's own.
     """
     quota, window = denial.policy
     if not quota:
-        return []
+        return None
     name = dict(denial.metadata).get("quota", "default")
     stated = f'"{name}";q={quota}' + (f";w={window}" if window else "")
-    left = f'"{name}";r=0' + ("" if denial.retry_after is None else f";t={ceil(denial.retry_after)}")
-    return [(b"ratelimit-policy", stated.encode()), (b"ratelimit", left.encode())]
+    return stated, f'"{name}";r=0' + ("" if denial.retry_after is None else f";t={ceil(denial.retry_after)}")
+
+
+def rate_headers(fields: RateFields | None) -> list[tuple[bytes, bytes]]:
+    """As header or trailer fields."""
+    if fields is None:
+        return []
+    return [(b"ratelimit-policy", fields[0].encode()), (b"ratelimit", fields[1].encode())]
+
+
+def rate_limit(denial: Denial) -> list[tuple[bytes, bytes]]:
+    """A refusal's fields."""
+    return rate_headers(_refusing(denial))
 
 
 def problem(denial: Denial, call_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:

@@ -106,7 +106,7 @@ async def _answer(services: Services, context: RpcContext, exchange: Exchange, a
     if isinstance(facts, Denial):
         return _told(context, exchange.failed(facts))
     denial = exchange.complete() or await durable(services, exchange)
-    return Answer(facts.message, render.OK) if denial is None else _told(context, denial)
+    return Answer(facts.message, exchange.told_ok()) if denial is None else _told(context, denial)
 
 
 async def _collect(

@@ -10,6 +10,7 @@ from sidecar.core.governor import Governor, Mode, Output, Ports, Recorded, Refus
 from sidecar.core.model import (
     Action,
     Admission,
+    Allowance,
     AuditRule,
     Call,
     Contract,
@@ -81,6 +82,7 @@ class FakePorts:
     """Five ports in one. ``steps``: in which order they were asked; a denial or a fault set for a step refuses it."""
 
     steps: list[str] = field(default_factory=list)
+    allowances: tuple[Allowance, ...] = ()
     denials: dict[str, Denial] = field(default_factory=dict)
     faults: dict[str, BaseException] = field(default_factory=dict)
     who: Principal = ACME
@@ -181,6 +183,9 @@ class FakePorts:
 
     def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool, least: int = 0) -> Denial | None:
         return self.spent
+
+    def left(self, reservation: Reservation, at: Instant) -> tuple[Allowance, ...]:
+        return self.allowances
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
         if running:

@@ -329,3 +329,15 @@ def _image() -> kserve.InferInput:
 
 def _with_id(message: bytes, request_id: str) -> bytes:
     return message + b"\x1a" + bytes([len(request_id)]) + request_id.encode()  # field 3
+
+
+def test_what_is_left_is_told_with_an_answer_and_with_a_refusal(sidecar: Sidecar, bare: Bare) -> None:
+    """draft-ietf-httpapi-ratelimit-headers, in the trailers; nothing where the tenant has no limit of time."""
+    answer = bare.unary(echo(), sidecar.headers("hundred-a-second"))
+    assert answer.trailing["ratelimit-policy"] == '"requests";q=20;w=1'
+    assert answer.trailing["ratelimit"] == '"requests";r=19;t=1'
+    assert "ratelimit" not in bare.unary(echo(), sidecar.headers("acme")).trailing
+    one = sidecar.headers("one-a-minute")
+    answers = [bare.unary(echo(), one) for _ in range(2)]
+    assert answers[-1].trailing["ratelimit-policy"] == '"requests";q=1;w=60'
+    assert re.fullmatch('"requests";r=0;t=([1-5]?[0-9]|60)', answers[-1].trailing["ratelimit"])

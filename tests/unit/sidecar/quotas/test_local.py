@@ -400,3 +400,19 @@ def test_an_estimate_ends_no_call_but_what_was_used_at_the_very_least_does() -> 
     assert cut[0] <= 101
     quotas.settle(found, Usage(input_tokens=10, output_tokens=cut[0] - 10), at(0))
     assert refused(reserve(quotas, limits, Demand(tokens=101 - cut[0]))).retry_after is not None
+
+
+def test_what_is_left_is_exactly_what_can_still_be_taken() -> None:
+    """Invariant: ``left`` more requests pass, one more does not, and after ``full_s`` all is there."""
+    quotas, limits = LocalQuotas(), Limits(requests=RequestRate(2, 7), tokens_per_minute=600)
+    for _ in range(3):
+        found = held(reserve(quotas, limits, Demand(tokens=100)))
+    requests, tokens = quotas.left(found, at(0))
+    assert (requests.quota, requests.window, requests.left, requests.full_s) == (7, 4, 4, 2)
+    assert (tokens.quota, tokens.window, tokens.left, tokens.full_s) == (600, 60, 300, 30)
+    for _ in range(requests.left):
+        held(reserve(quotas, limits))
+    assert refused(reserve(quotas, limits)).reason is Reason.RATE_REQUESTS
+    assert quotas.left(held(reserve(quotas, Limits(concurrency=9), tenant="birch")), at(0)) == ()
+    later = quotas.left(found, at(5))
+    assert [each.left for each in later] == [7, 350]
