@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import neighbours
+from benchmarks import neighbours, quotas
 from benchmarks.routes import DIRECT, ENVOY, HOSTED, WIRES, warden
 
 _NAMES = {
@@ -85,8 +85,15 @@ def _quotas(found: dict[str, float]) -> list[Table]:
     table.add_column("what")
     table.add_column("µs", justify="right")
     for name, value in found.items():
-        table.add_row(name, f"{value:.2f}")
-    return [table]
+        if not name.startswith(quotas.TRIPS):
+            table.add_row(name, f"{value:.2f}")
+    traffic = Table(title="Leases of one pod and tenant: round trips to Redis", title_justify="left")
+    traffic.add_column("calls a second")
+    traffic.add_column("per 1,000 calls", justify="right")
+    for name, value in found.items():
+        if name.startswith(quotas.TRIPS):
+            traffic.add_row(name.removeprefix(quotas.TRIPS), f"{value:.1f}")
+    return [table, traffic]
 
 
 def _policies(found: dict[str, Any]) -> list[Table]:
