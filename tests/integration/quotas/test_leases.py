@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sidecar.cli.main import build
 from sidecar.core.model import Demand, Denial, Instant, Limits, RequestRate, Reservation, Usage
 from sidecar.core.reasons import Reason
-from sidecar.quotas.leases import POD_TTL_MS, Access, LeaseKeeper, Posture, connect, look
+from sidecar.quotas.leases import POD_TTL_MS, Access, LeaseKeeper, Posture, Timely, connect, look
 from sidecar.quotas.shared import SharedQuotas
 from tests.support.certificates import Authority
+from tests.support.config import write
 from tests.support.redis import RedisServer, tls_front
 from tests.support.stack import eventually
 
@@ -358,3 +362,40 @@ def test_what_names_no_usable_file_is_told_at_start(tmp_path: Path) -> None:
         connect(Access("redis://127.0.0.1:1/0", password_file=tmp_path / "absent"))
     with pytest.raises(ValueError, match="rediss"):
         connect(Access("redis://127.0.0.1:1/0", ca_file=tmp_path))
+
+
+def test_config_check_live_asks_redis_and_plain_check_only_its_files(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path, "--requirepass", "secret")
+    try:
+        path = write(tmp_path, quotas={"redis": {"url": server.url}})
+        asked = CliRunner().invoke(build("config"), ["config", "check", "--live", str(path)])
+        assert asked.exit_code == 1
+        assert "quotas.redis: AuthenticationError" in asked.output
+        assert CliRunner().invoke(build("config"), ["config", "check", str(path)]).exit_code == 0
+        path = write(tmp_path, quotas={"redis": {"url": server.url, "password_file": "absent"}})
+        absent = CliRunner().invoke(build("config"), ["config", "check", str(path)])
+        assert absent.exit_code == 1
+        assert "quotas.redis: " in absent.output
+        assert "absent" in absent.output
+    finally:
+        server.stop()
+
+
+def test_what_hangs_longer_than_an_answer_may_take_is_waited_for_no_longer() -> None:
+    """A name that does not resolve has no deadline of its own: getaddrinfo takes what it takes."""
+    let, asked = threading.Event(), []
+
+    def hangs(keys: Sequence[str], _arguments: Sequence[str]) -> list[int]:
+        asked.append(keys)
+        let.wait()
+        return [1]
+
+    run = Timely(hangs)
+    with pytest.raises(TimeoutError):
+        run(["a"], [])
+    with pytest.raises(TimeoutError, match="still not answered"):
+        run(["b"], [])
+    let.set()
+    eventually(lambda: run._last is not None and run._last.done(), what="its late answer")
+    assert run(["c"], []) == [1]
+    assert asked == [["a"], ["c"]]
