@@ -24,6 +24,7 @@ REVEAL_LIMIT: Final = 1_000  # records of one search whose content is shown
 MESSAGES_LISTED: Final = 1_000  # ids told of one stream
 STATEMENT_MS: Final = 30_000
 
+_GUARDS: Final = "guards."  # before a guard's or a rule's id, where it is what decided
 _EXACT: Final = {
     "tenant": "tenant",
     "model": "model",
@@ -32,7 +33,6 @@ _EXACT: Final = {
     "would_refuse": "would_refuse",
     "key": "key_id",
     "data_class": "data_class",
-    "rule": "rule",
     "region": "region",
     "trace": "trace_id",
 }
@@ -115,7 +115,7 @@ def select(connection: sa.Connection, asked: Filter, opener: Opener | None) -> s
         value = getattr(asked, name)
         if value is not None:
             query = query.where(c[column] == value)
-    for condition in _sealed_conditions(connection, asked, opener):
+    for condition in (*_by_rule(asked.rule), *_sealed_conditions(connection, asked, opener)):
         query = query.where(condition)
     if asked.call is not None:
         query = query.where(_of_call(asked.call))
@@ -133,6 +133,16 @@ def select(connection: sa.Connection, asked: Filter, opener: Opener | None) -> s
         key = sa.tuple_(sa.literal(asked.before.started_at), sa.literal(asked.before.call_id))
         query = query.where(sa.tuple_(c.started_at, c.call_id) < key)
     return query.order_by(c.started_at.desc(), c.call_id.desc()).limit(asked.limit)
+
+
+def _by_rule(rule: str | None) -> Iterator[sa.ColumnElement[bool]]:
+    """What decided; a guard also by what it found in calls that went on, or that it cut off later."""
+    c = audit_calls.c
+    if rule is None:
+        return
+    guard = rule.removeprefix(_GUARDS)
+    found: sa.ColumnElement[bool] = c.rule == rule
+    yield found if guard == rule else sa.or_(found, c.findings.contains([[guard]]))
 
 
 def _sealed_conditions(

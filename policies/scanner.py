@@ -64,7 +64,7 @@ class Scanner:
         """Search ``data``, which is new from ``fresh`` on. ``first``: nothing stands before it; ``last``: nor behind.
 
         ``hot`` is the caller's to keep between the looks of one text: of each class that may be under way, for how
-        many bytes more. A character that ``data`` ends in the middle of isn't looked at yet.
+        many characters more. A character that ``data`` ends in the middle of isn't looked at yet.
         """
         whole = len(data) if last else _whole(data)
         text = data if whole == len(data) else data[:whole]
@@ -121,19 +121,18 @@ class Scanner:
     def _under_way(self, data: bytes, fresh: int, hot: dict[int, int]) -> list[int]:
         """The classes of which an identifier may end in what is new, by their place among ours."""
         assert self._shapes is not None
-        new = len(data) - fresh
+        new = data[fresh:]
+        characters = len(new) if new.isascii() else sum(byte & 0xC0 != 0x80 for byte in new)
         near = data[max(0, fresh - _WITNESS) :]
         found = [place for place in self._shapes.Match(near) or () if place < len(self.classes)]
         kinds = set(found)
         for place in [*hot]:
             kinds.add(place)
-            hot[place] -= new
+            hot[place] -= characters
             if hot[place] <= 0:
                 del hot[place]
-        if found:
-            width = 1 if near.isascii() else 4
-            for place in found:
-                hot[place] = self._likely[place].reach * width
+        for place in found:
+            hot[place] = self._likely[place].reach
         return sorted(kinds)
 
     def _identifiers(

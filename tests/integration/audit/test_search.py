@@ -21,6 +21,7 @@ from audit.search import Asker, Filter, Found, Keyset, search, show
 from migrations import versions
 from sidecar.cli.audit import app as audit_app
 from sidecar.cli.db import app as db_app
+from sidecar.core.model import Finding
 from tests.support.postgres import query
 from tests.support.store import (
     ROOT,
@@ -67,7 +68,14 @@ def filled(dsn: str, tmp_path: Path) -> str:
     journal = FakeJournal()
     journal.append(
         *completed(AT - timedelta(minutes=6), call_id="c1", tenant="birch", subject="patient 7"),
-        *completed(AT - timedelta(minutes=5), call_id="c2", model="embed", trace_id="a" * 32, conversation="k1"),
+        *completed(
+            AT - timedelta(minutes=5),
+            call_id="c2",
+            model="embed",
+            trace_id="a" * 32,
+            conversation="k1",
+            findings=(Finding("no-cards", "prompt", "deny", "none"),),
+        ),
         refused(AT - timedelta(minutes=4), call_id="c3", key_id="KEY1", principal="robot", data_class="phi"),
         *completed(
             AT - timedelta(minutes=3),
@@ -117,6 +125,8 @@ def ask(dsn: str, asked: Filter, who: Asker | None = None, keys: Path | None = N
         (Filter(conversation="k1"), ["c2"]),
         (Filter(data_class="phi"), ["c3"]),
         (Filter(rule="access/phi.cedar:permit"), ["c4"]),
+        (Filter(rule="guards.no-cards"), ["c2"]),
+        (Filter(rule="guards.no-card"), []),
         (Filter(region="us-east-1"), []),
         (Filter(call="c4"), ["c4"]),
         (Filter(trace="a" * 32), ["c2"]),

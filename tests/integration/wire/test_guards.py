@@ -101,6 +101,7 @@ def test_an_output_is_cut_before_the_forbidden_texts_last_chunk(guarded: Sidecar
     record = guarded.record(f"{call_id}/1")
     assert (record["outcome"], record["reason"]) == ("failed", "POLICY_FORBIDS")
     assert {each["guard"] for each in record["findings"]} == {"noted", "not-that"}
+    assert f"{call_id}/1" in {each["call_id"] for each in guarded.search(rule="guards.not-that")}
     assert "word5" in record["output"], "the record tells what was withheld, too"
     assert guarded.metric("warden_guard_findings_total", on="output", enforced="deny") == before + 1
     guarded.settles()

@@ -87,6 +87,12 @@ def test_a_long_text_is_found_the_same_however_it_is_cut() -> None:
             assert chunked(data, list(range(0, len(data), size)), None) == expected, (planted, size)
 
 
+def test_a_long_name_beyond_ascii_is_one_name() -> None:
+    data = f"write to b@{'ü' * 60}.example now".encode()
+    assert whole(data) == {len(PATTERNS) + CLASSES.index("email")}
+    assert chunked(data, list(range(len(data))), None) == whole(data)
+
+
 @settings(max_examples=300, deadline=None)
 @given(texts)
 def test_no_identifier_is_without_its_likely_shape(text: str) -> None:
