@@ -38,12 +38,8 @@ class Shipper:
         """Ask it to end (it finishes its batch); insist after a while."""
         self._stopping.set()
         process = self._process
-        if process is not None and process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(_GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
+        if process is not None:
+            _end(process)
         self._thread.join(_GRACE)
 
     def _run(self) -> None:
@@ -59,8 +55,8 @@ class Shipper:
             except OSError as fault:  # no memory, no process to spare: that passes, and shipping must go on then
                 logs.event(_LOG, logging.ERROR, "ship.unstarted", error=fault.strerror, restart_in=pause)
             else:
-                if self._stopping.is_set():
-                    self._process.terminate()
+                if self._stopping.is_set():  # asked while it was being started, so that nobody else ends it
+                    _end(self._process)
                 code = self._process.wait()
                 if self._stopping.is_set():
                     return
@@ -70,3 +66,13 @@ class Shipper:
             self.restarts += 1
             self._stopping.wait(pause)
             pause = min(pause * 2, _LAST_PAUSE)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(_GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()

@@ -49,7 +49,9 @@ class Triton:
         return self.running.process.poll() is None
 
     def revive(self) -> None:
-        """Start it again at the same addresses."""
+        """Start it again at the same addresses; what the dead one said is kept beside the new one's log."""
+        log = self.running.log
+        log.replace(log.with_suffix(f".{self.running.process.pid}.log"))
         self.running = _start(self.running.log.parent, self.report, self.otlp, self.running.addresses)
 
     @property

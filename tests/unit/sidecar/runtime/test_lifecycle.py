@@ -157,6 +157,13 @@ def test_a_changed_bundle_is_taken_up_and_recorded(
     assert loads[1]["changes"] == "files: ~models.yaml"
 
 
+def whole(path: Path, text: str) -> None:
+    """As the kubelet writes it: nobody reads half of it, which would be one more doubt."""
+    partial = path.with_name(f"{path.name}.new")
+    partial.write_text(text)
+    partial.replace(path)
+
+
 def test_doubt_where_it_is_closes_the_sidecar_until_it_passes(
     start: Callable[..., Running], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,14 +171,14 @@ def test_doubt_where_it_is_closes_the_sidecar_until_it_passes(
     running = start()
     labels, policies = tmp_path / "node-labels", running.sidecar.rooms.policies
     good = labels.read_text()
-    labels.write_text(good.replace("eu-west-1", "us-east-1"))
+    whole(labels, good.replace("eu-west-1", "us-east-1"))
     wait_until(lambda: policies.current().place.doubt)
     running.sidecar._probe.ready = running.sidecar._learner.asked = True
     assert not running.sidecar.is_ready()
     told = json.loads(running.ask("/readyz")[1])
     assert "us-east-1" in str(told)
     assert running.metric("warden_location_certain") == "0.0"
-    labels.write_text(good)
+    whole(labels, good)
     wait_until(lambda: not policies.current().place.doubt)
     assert running.metric("warden_location_certain") == "1.0"
     running.sidecar.stop()
