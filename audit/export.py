@@ -6,6 +6,7 @@ import base64
 import csv
 import hashlib
 import json
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,10 +18,9 @@ import sqlalchemy as sa
 
 from audit import search, store
 from audit.evidence import Fault, read_head
-from audit.leaf import leaf_data
-from audit.merkle import Tree, leaf_hash
+from audit.merkle import HASH_BYTES, TILE, TiledTree, Tree, leaf_hash
 from audit.opening import Opener
-from audit.rows import CALL_COLUMNS, officer_row
+from audit.rows import CALL_COLUMNS, CALL_LEAF, officer_row
 from audit.search import Asker, Filter, Keyset
 from audit.spool import write_whole
 from audit.tables import audit_checkpoints, audit_leaves
@@ -28,6 +28,7 @@ from audit.tlog import Signer, Verifier
 
 __all__ = ["FILES", "Exported", "Trust", "export", "manifest_text"]
 
+FORMAT: Final = "warden/export/v2"  # v1 had its proofs by log and position, not in the records' order
 LIMIT: Final = 1_000_000  # records of one export
 PAGE: Final = 1000
 FILES: Final = ("records.ndjson", "records.csv", "proofs.ndjson", "checkpoints.ndjson")
@@ -82,22 +83,19 @@ class _Export:
     ) -> None:
         self._connection, self._asked, self._asker = connection, asked, asker
         self._opener, self._directory, self._trust = opener, directory, trust
-        self._places: dict[str, list[int]] = {}
+        self._logs: list[str] = []
+        self._which, self._positions = (
+            array("i"),
+            array("q"),
+        )  # of each record: its log's place in the list, and its own
 
     def run(self, jurisdiction: str) -> Exported:
-        records, unproven = self._records(), 0
-        heads: dict[str, dict[str, Any]] = {}
-        with (self._directory / "proofs.ndjson").open("wb") as file:
-            for log, positions in sorted(self._places.items()):
-                head, lines = self._proofs(log, positions)
-                unproven += len(positions) - len(lines)
-                if head is not None:
-                    heads[log] = head
-                file.writelines(_line(line) for line in lines)
+        records = self._records()
+        heads, unproven = self._proofs()
         checkpoints = b"".join(_line({"log": log, **head}) for log, head in sorted(heads.items()))
         write_whole(self._directory / "checkpoints.ndjson", checkpoints)
         manifest = {
-            "format": "warden/export/v1",
+            "format": FORMAT,
             "jurisdiction": jurisdiction,
             "made_at": self._asker.at.isoformat(),
             "made_by": self._asker.actor,
@@ -106,8 +104,8 @@ class _Export:
             "revealed": self._asker.reveal,
             "records": records,
             "unproven": unproven,
-            "logs": {log: {"first": min(at), "last": max(at), "records": len(at)} for log, at in self._places.items()},
-            "keys": [self._trust.verifier(log).text for log in sorted(self._places)],
+            "logs": self._extents(),
+            "keys": [self._trust.verifier(log).text for log in sorted(self._logs)],
             "signer": self._trust.signer.verifier.text,
             "files": {name: _digest(self._directory / name) for name in FILES},
         }
@@ -118,8 +116,17 @@ class _Export:
         )
         return Exported(self._directory, records, unproven)
 
+    def _extents(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for which, position in zip(self._which, self._positions, strict=True):
+            one = found.setdefault(self._logs[which], {"first": position, "last": position, "records": 0})
+            one["first"], one["last"] = min(one["first"], position), max(one["last"], position)
+            one["records"] += 1
+        return found
+
     def _records(self) -> int:
         count = 0
+        known: dict[str, int] = {}
         with (
             (self._directory / "records.ndjson").open("wb") as lines,
             (self._directory / "records.csv").open("w", encoding="utf-8", newline="") as table,
@@ -133,7 +140,11 @@ class _Export:
                     writer = csv.DictWriter(table, list(shape))
                     writer.writeheader()
                 writer.writerow({name: _cell(value) for name, value in shape.items()})
-                self._places.setdefault(row["log"], []).append(row["position"])
+                if row["log"] not in known:
+                    known[row["log"]] = len(self._logs)
+                    self._logs.append(row["log"])
+                self._which.append(known[row["log"]])
+                self._positions.append(row["position"])
                 count += 1
                 if count > LIMIT:
                     raise search.SearchError(f"more than {LIMIT} records: narrow what is asked for")
@@ -152,7 +163,7 @@ class _Export:
 
     def _evidence(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The leaf, and with content what opens this record and no other."""
-        leaf = leaf_data("call", ((name, row[name]) for name in CALL_COLUMNS))
+        leaf = CALL_LEAF.data([row[name] for name in CALL_COLUMNS])
         told: dict[str, Any] = {"log": row["log"], "position": row["position"], "leaf": _b64(leaf)}
         key = self._opener.record_key(row) if self._asker.reveal else None
         if key is not None:
@@ -160,28 +171,64 @@ class _Export:
             told |= {"record_key": key.hex(), "sealed": sealed}
         return told
 
-    def _proofs(self, log: str, positions: list[int]) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-        """The newest head that is right, and a proof under it for each record that it covers."""
+    # --- proofs ---------------------------------------------------------------------------------------------------
+
+    def _proofs(self) -> tuple[dict[str, dict[str, Any]], int]:
+        """A line for each record that a signed head covers, in the records' order; the heads, and how many have none."""
+        trees = {log: self._signed_tree(log) for log in self._logs}
+        unproven = 0
+        with (self._directory / "proofs.ndjson").open("wb") as file:
+            for which, position in zip(self._which, self._positions, strict=True):
+                log = self._logs[which]
+                head, tree = trees[log]
+                if head is None or position >= head["size"]:
+                    unproven += 1
+                    continue
+                path = [_b64(step) for step in tree.inclusion(position, head["size"])]
+                file.write(_line({"log": log, "position": position, "path": path}))
+        return {log: head for log, (head, _) in trees.items() if head is not None}, unproven
+
+    def _signed_tree(self, log: str) -> tuple[dict[str, Any] | None, Tree]:
+        """The newest head that is right, and the tree that it is of."""
+        tree = stored_tree(self._connection, log)
         c, v = audit_checkpoints.c, self._trust.verifier(log)
         heads = sa.select(c.size, c.note).where(c.log == log).order_by(c.size.desc()).limit(10)
-        leaves = audit_leaves.c
-        joined = b"".join(
-            bytes(hashes)
-            for hashes in self._connection.scalars(
-                sa.select(leaves.hashes).where(leaves.log == log).order_by(leaves.first)
-            )
-        )
-        tree = Tree([joined[at : at + 32] for at in range(0, len(joined), 32)])
         for size, note in self._connection.execute(heads):
             head = read_head(log, size, note, v)
             if not isinstance(head, Fault) and size <= tree.size and tree.root(size) == head.root:
-                covered = [position for position in positions if position < size]
-                proofs = [
-                    {"log": log, "position": at, "path": [_b64(step) for step in tree.inclusion(at, size)]}
-                    for at in covered
-                ]
-                return {"size": size, "note": note}, proofs
-        return None, []
+                return {"size": size, "note": note}, tree
+        return None, tree
+
+
+def stored_tree(connection: sa.Connection, log: str) -> TiledTree:
+    """A log's tree from its stored leaves; all but a few tiles of them stay in the database."""
+    c = audit_leaves.c
+    query = sa.select(c.hashes).where(c.log == log).order_by(c.first)
+    roots: list[bytes] = []
+    waiting = bytearray()
+    size = 0
+    with connection.execution_options(stream_results=True).execute(query) as streamed:
+        for hashes in streamed.scalars():
+            waiting += hashes
+            while len(waiting) >= TILE * HASH_BYTES:
+                roots.append(Tree(_hashes(waiting[: TILE * HASH_BYTES])).root())
+                del waiting[: TILE * HASH_BYTES]
+                size += TILE
+
+    def read(number: int) -> list[bytes]:
+        first, end = number * TILE, (number + 1) * TILE
+        begins = sa.select(sa.func.max(c.first)).where(c.log == log, c.first <= first).scalar_subquery()
+        runs = sa.select(c.first, c.hashes).where(c.log == log, c.first >= begins, c.first < end).order_by(c.first)
+        rows = connection.execute(runs).all()
+        joined = b"".join(bytes(row.hashes) for row in rows)
+        from_first = (first - rows[0].first) * HASH_BYTES
+        return _hashes(joined[from_first : from_first + TILE * HASH_BYTES])
+
+    return TiledTree(size + len(waiting) // HASH_BYTES, roots, read)
+
+
+def _hashes(joined: bytes | bytearray) -> list[bytes]:
+    return [bytes(joined[at : at + HASH_BYTES]) for at in range(0, len(joined), HASH_BYTES)]
 
 
 def leaf_pairs(leaf: bytes) -> dict[str, Any]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 __all__ = [
     "EMPTY_ROOT",
     "HASH_BYTES",
+    "TILE",
     "Frontier",
+    "TiledTree",
     "Tree",
     "leaf_hash",
     "node_hash",
@@ -142,13 +144,51 @@ class Tree:
             proof.append(self._range(start, end))
         return proof[::-1]
 
+    def _node(self, level: int, index: int) -> bytes:
+        """The root over 2**level leaves, the ``index``-th such run."""
+        return self._levels[level][index]
+
     def _range(self, start: int, end: int) -> bytes:
         """The root over [start, end), where start is a multiple of the largest power of two that fits."""
         width = end - start
         if width & (width - 1) == 0:
-            return self._levels[width.bit_length() - 1][start // width]
+            return self._node(width.bit_length() - 1, start // width)
         middle = start + _split(width)
         return node_hash(self._range(start, middle), self._range(middle, end))
+
+
+TILE_LEVEL: Final = 12
+TILE: Final = 1 << TILE_LEVEL  # leaves
+TILES_KEPT: Final = 64  # 20 MB of hashes
+
+
+class TiledTree(Tree):
+    """A tree whose leaves are elsewhere: in memory are the roots of whole tiles of TILE leaves, and a few tiles."""
+
+    __slots__ = ("_read", "_size", "_tiles")
+
+    def __init__(self, size: int, roots: Sequence[bytes], read: Callable[[int], Sequence[bytes]]) -> None:
+        """``roots``: of each whole tile; ``read``: the leaf hashes of the n-th tile, the last one's that there are."""
+        if len(roots) != size >> TILE_LEVEL:
+            raise ValueError(f"{size} leaves fill {size >> TILE_LEVEL} tiles, not {len(roots)}")
+        super().__init__(roots)
+        self._size, self._read = size, read
+        self._tiles: dict[int, Tree] = {}
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def _node(self, level: int, index: int) -> bytes:
+        if level >= TILE_LEVEL:
+            return super()._node(level - TILE_LEVEL, index)
+        above = TILE_LEVEL - level
+        number = index >> above
+        tile = self._tiles.pop(number, None) or Tree(self._read(number))
+        self._tiles[number] = tile  # the one that was used last is the last to go
+        if len(self._tiles) > TILES_KEPT:
+            del self._tiles[next(iter(self._tiles))]
+        return tile._node(level, index - (number << above))  # noqa: SLF001 — a tile is a tree of our own
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, path: Sequence[bytes], root: bytes) -> bool:

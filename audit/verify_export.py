@@ -7,12 +7,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from audit.content import ContentError
 from audit.evidence import Fault, FaultKind, Head, read_head
-from audit.export import FILES, hash_of, leaf_pairs, manifest_text
+from audit.export import FILES, FORMAT, hash_of, leaf_pairs, manifest_text
 from audit.fleet import FLEET
 from audit.merkle import verify_inclusion
 from audit.tlog import NoteError, Verifier, parse_note
@@ -34,7 +35,9 @@ def verify_export(directory: Path, verifier: Callable[[str], Verifier]) -> Repor
     """Raises OSError where a file is missing, ValueError where one is no export's."""
     report = Report()
     manifest = _manifest(directory, verifier, report)
-    proofs = {(line["log"], line["position"]): line["path"] for line in _lines(directory / "proofs.ndjson")}
+    if manifest["format"] != FORMAT:
+        raise ValueError(f"{manifest['format']!r} is not the form of an export that is known here ({FORMAT})")
+    proofs = _Proofs(_lines(directory / "proofs.ndjson"))
     heads: dict[str, Head] = {}
     for line in _lines(directory / "checkpoints.ndjson"):
         found = read_head(line["log"], line["size"], line["note"], verifier(line["log"]))
@@ -43,16 +46,49 @@ def verify_export(directory: Path, verifier: Callable[[str], Verifier]) -> Repor
         else:
             heads[line["log"]] = found
             report.checkpoints += 1
-    seen: set[tuple[str, int]] = set()
+    seen = _Seen()
     for line in _lines(directory / "records.ndjson"):
         place = (line["log"], line["position"])
-        if place in seen:
+        if not seen.add(*place):
             report.faults.append(_fault(FaultKind.INSERTION, line, "it is there twice"))
-        seen.add(place)
         report.records += 1
-        report.faults += _check(line, proofs.get(place), heads.get(line["log"]), report)
+        report.faults += _check(line, proofs.of(*place), heads.get(line["log"]), report)
     _count(manifest, report)
     return report
+
+
+class _Proofs:
+    """The proofs' lines beside the records', which are in the same order: a few ahead, however many there are."""
+
+    AHEAD: Final = 1000
+
+    def __init__(self, lines: Iterator[dict[str, Any]]) -> None:
+        self._lines = lines
+        self._ahead: dict[tuple[str, int], list[str]] = {}
+
+    def of(self, log: str, position: int) -> list[str] | None:
+        """The path of that record; None where none stands near."""
+        if (log, position) not in self._ahead:
+            for line in islice(self._lines, self.AHEAD):
+                self._ahead[line["log"], line["position"]] = line["path"]
+            for stale in list(self._ahead)[: -2 * self.AHEAD]:  # of records that are gone
+                del self._ahead[stale]
+        return self._ahead.pop((log, position), None)
+
+
+class _Seen:
+    """Which positions of which logs were there: a bit each."""
+
+    def __init__(self) -> None:
+        self._bits: dict[tuple[str, int], bytearray] = {}
+
+    def add(self, log: str, position: int) -> bool:
+        """Whether it was not there before."""
+        bits = self._bits.setdefault((log, position >> 13), bytearray(1024))
+        place, bit = position >> 3 & 1023, 1 << (position & 7)
+        new = not bits[place] & bit
+        bits[place] |= bit
+        return new
 
 
 def _manifest(directory: Path, verifier: Callable[[str], Verifier], report: Report) -> Mapping[str, Any]:

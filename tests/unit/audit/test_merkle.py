@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from audit.merkle import EMPTY_ROOT, Frontier, Tree, leaf_hash, node_hash, verify_consistency, verify_inclusion
+from audit.merkle import (
+    EMPTY_ROOT,
+    TILE,
+    Frontier,
+    TiledTree,
+    Tree,
+    leaf_hash,
+    node_hash,
+    verify_consistency,
+    verify_inclusion,
+)
 
 # The inputs and roots of certificate-transparency's merkletree tests (C++, Go and Java have the same).
 INPUTS = [bytes.fromhex(text) for text in (
@@ -128,6 +138,27 @@ def test_frontiers_of_other_bytes_are_refused() -> None:
         Frontier.unpack(1, b"x" * 33)
     with pytest.raises(ValueError, match="32 bytes"):
         Frontier(1, (b"short",))
+
+
+@pytest.mark.parametrize("size", [1, TILE - 1, TILE, TILE + 1, 3 * TILE + 77])
+def test_a_tree_in_tiles_is_the_same_tree(size: int) -> None:
+    hashes = leaves(size)
+    whole = Tree(hashes)
+    roots = [Tree(hashes[at : at + TILE]).root() for at in range(0, size - TILE + 1, TILE)]
+    read: list[int] = []
+
+    def tile(number: int) -> list[bytes]:
+        read.append(number)
+        return hashes[number * TILE : (number + 1) * TILE]
+
+    tiled = TiledTree(size, roots, tile)
+    assert (tiled.size, tiled.root()) == (size, whole.root())
+    for before in {size, max(size - 5, 1), size // 2 + 1}:
+        assert tiled.root(before) == whole.root(before)
+        for index in {0, before // 2, before - 1}:
+            assert tiled.inclusion(index, before) == whole.inclusion(index, before)
+        assert tiled.consistency(before // 2) == whole.consistency(before // 2)
+    assert len(read) <= size // TILE + 1, "each tile is read once"
 
 
 def test_proofs_out_of_the_tree_are_refused() -> None:
