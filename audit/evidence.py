@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from audit.leaf import leaf_data
 from audit.merkle import HASH_BYTES, Frontier, leaf_hash
-from audit.rows import CALL_COLUMNS, EVENT_COLUMNS
+from audit.rows import CALL_COLUMNS, CALL_LEAF, EVENT_COLUMNS, EVENT_LEAF
 from audit.tlog import Checkpoint, NoteError, Verifier, parse_checkpoint, parse_note
 
 __all__ = ["Fault", "FaultKind", "Head", "StoredRow", "TreeCheck", "TreeResult", "check_rows", "covered", "read_head"]
@@ -172,22 +171,30 @@ def _by(heads: Sequence[Head], size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A row as it was read back: its columns by name."""
+    """A row as it was read back: its columns in the order of audit.rows, JSON parsed or canonical."""
 
     kind: str  # call | event
     position: int
-    values: Mapping[str, Any]
+    values: Sequence[Any]
+
+    @staticmethod
+    def named(kind: str, columns: Mapping[str, Any]) -> StoredRow:
+        """From its columns by name."""
+        names = CALL_COLUMNS if kind == "call" else EVENT_COLUMNS
+        return StoredRow(kind, columns["position"], [columns[name] for name in names])
 
     @property
     def id(self) -> str:
-        return str(self.values["call_id" if self.kind == "call" else "id"])
+        return str(self.values[(CALL_COLUMNS.index("call_id") if self.kind == "call" else EVENT_COLUMNS.index("id"))])
 
     def leaf(self, position: int | None = None) -> bytes:
         """Its leaf's hash; as if it were at ``position``."""
-        columns = CALL_COLUMNS if self.kind == "call" else EVENT_COLUMNS
-        moved = self.position if position is None else position
-        pairs = ((name, moved if name == "position" else self.values[name]) for name in columns)
-        return leaf_hash(leaf_data(self.kind, pairs))
+        shape, names = (CALL_LEAF, CALL_COLUMNS) if self.kind == "call" else (EVENT_LEAF, EVENT_COLUMNS)
+        values = self.values
+        if position is not None:
+            values = list(values)
+            values[names.index("position")] = position
+        return leaf_hash(shape.data(values))
 
 
 def check_rows(

@@ -246,5 +246,8 @@ def folder_of(directory: Path, tenant: str) -> Path:
 
 def context_of(parts: Iterable[str]) -> bytes:
     """What a wrapped key is bound to; length-prefixed, so that no two places are the same."""
-    encoded = [part.encode("utf-8", "surrogatepass") for part in parts]
-    return b"".join(b"%d:%b" % (len(part), part) for part in encoded)
+    found = b""
+    for part in parts:
+        encoded = part.encode("utf-8", "surrogatepass")
+        found += b"%d:%b" % (len(encoded), encoded)
+    return found

@@ -86,6 +86,11 @@ class LogBook:
         return Frontier.unpack(self._state.next_size, self._state.next_hashes)
 
     @property
+    def next_size(self) -> int:
+        """The size of ``next``: asked for each row."""
+        return self._state.next_size
+
+    @property
     def cursor(self) -> tuple[str, Cursor]:
         """(journal, cursor) after the last batch; ("", …) before the first."""
         return self._state.journal, Cursor(self._state.needed, self._state.done)

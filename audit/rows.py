@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from audit.assemble import CallRecord, Cleaner, EventRecord, evidence, moment
-from audit.leaf import canonical_json, leaf_data
+from audit.leaf import LeafShape, canonical_json
 from audit.merkle import leaf_hash
 from audit.record import CallFacts, Content, Settled
 from audit.vault import RecordSealer, Vault
@@ -87,11 +88,14 @@ def named_by(facts: CallFacts) -> str:
     return facts.subject or (facts.principal if facts.principal_kind == "jwt" else "")
 
 
+_SEALED: Final = tuple(place for place, name in enumerate(CALL_COLUMNS) if name.endswith("_sealed"))
+CALL_LEAF: Final = LeafShape("call", CALL_COLUMNS)
+EVENT_LEAF: Final = LeafShape("event", EVENT_COLUMNS)
+
+
 def leaf_of(row: CallRow | EventRow) -> bytes:
     """The leaf's hash."""
-    if isinstance(row, CallRow):
-        return leaf_hash(leaf_data("call", zip(CALL_COLUMNS, row.values, strict=True)))
-    return leaf_hash(leaf_data("event", zip(EVENT_COLUMNS, row.values, strict=True)))
+    return leaf_hash((CALL_LEAF if isinstance(row, CallRow) else EVENT_LEAF).data(row.values))
 
 
 def call_row(record: CallRecord, vault: Vault, log: str, position: int, redacted: Mapping[str, int] = _NONE) -> CallRow:
@@ -128,20 +132,20 @@ def call_row(record: CallRecord, vault: Vault, log: str, position: int, redacted
         clean.text(facts.routed_version),
         clean.text(facts.route),
         clean.text(facts.route_why),
-        clean.json(_decision(record)),
+        _decision(record, clean),
         *_end_part(record, clean, sealer),
         None if quoted.parts is None else sealer.seal("error", msgspec.msgpack.encode(quoted.parts)),
         clean.number(quoted.nbytes),
     ]
     found = facts.findings + (record.end.findings if isinstance(record.end, Settled) else ())
     values += [
-        canonical_json([msgspec.structs.astuple(each) for each in found]),
-        canonical_json(dict(redacted)),
+        canonical_json([msgspec.structs.astuple(each) for each in found]) if found else "[]",
+        canonical_json(dict(redacted)) if redacted else "{}",
         clean.changed,
     ]
     held = clean.number(record.end.kv_byte_ms) if isinstance(record.end, Settled) else 0
     values += [sealer.seal("evidence", evidence(record)) if clean.changed else None, held]
-    nbytes = 1000 + sum(len(value) for value in values if isinstance(value, bytes))
+    nbytes = 1000 + sum(len(values[place]) for place in _SEALED if values[place] is not None)
     terms = _terms(record, quoted, sealer) if facts.searchable else []
     return CallRow(position, record.sequence, started, call_id, values, nbytes + 8 * len(terms), terms)
 
@@ -189,23 +193,34 @@ def _call_part(record: CallRecord, clean: Cleaner) -> tuple[Any, ...]:
         clean.text(facts.span_id),
         clean.text(facts.parent_id),
         facts.sampled,
-        canonical_json(tensors),
+        canonical_json(tensors) if tensors else "[]",
         clean.number(facts.request_bytes),
         clean.number(facts.requested_tokens),
     )
 
 
-def _decision(record: CallRecord) -> dict[str, Any]:
+def _decision(record: CallRecord, clean: Cleaner) -> str:
     """What a decision was made from beside the columns, so that it can be made again, under this bundle or another."""
     facts, place = record.facts, record.place
-    return {
-        "roles": facts.roles,
-        "models": facts.narrowed,
-        "classes": facts.classes,
-        "would_rule": facts.would_rule,
-        "evidence": place.evidence,
-        "telemetry": place.telemetry,
-    }
+    models = None if facts.narrowed is None else tuple(facts.narrowed)
+    told, changed = _decided(
+        tuple(facts.roles), models, tuple(facts.classes), facts.would_rule, place.evidence, place.telemetry
+    )
+    clean.changed = clean.changed or changed
+    return told
+
+
+@lru_cache(maxsize=4096)  # a tenant's calls are decided from the same few facts, one after another
+def _decided(
+    roles: tuple[str, ...], models: tuple[str, ...] | None, classes: tuple[str, ...], rule: str, *place: str
+) -> tuple[str, bool]:
+    clean = Cleaner()
+    evidence, telemetry = place
+    told: dict[str, Any] = {
+        "roles": list(roles), "models": None if models is None else list(models), "classes": list(classes),
+        "would_rule": rule, "evidence": evidence, "telemetry": telemetry,
+    }  # fmt: skip
+    return clean.json(told), clean.changed
 
 
 def _end_part(record: CallRecord, clean: Cleaner, sealer: RecordSealer) -> tuple[Any, ...]:

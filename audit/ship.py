@@ -163,7 +163,7 @@ class Shipper:
     @property
     def _position(self) -> int:
         """Of the next record in the log."""
-        return self._parts.book.next.size + len(self._pending.rows)
+        return self._parts.book.next_size + len(self._pending.rows)
 
     @property
     def _answered(self) -> bool:

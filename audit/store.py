@@ -27,6 +27,7 @@ __all__ = [
     "ensure_partitions",
     "is_data_fault",
     "partitions",
+    "plain_connection",
     "record_event",
     "transaction",
 ]
@@ -42,27 +43,32 @@ DEADLINE_S: Final = 60.0  # of one transaction
 
 def connect(dsn: str, *, application: str, pool: int = 2) -> sa.Engine:
     """``dsn`` is a URI or libpq's key=value form. Connects lazily; every connection attempt has a deadline."""
-    plain = dsn.replace("postgresql+psycopg://", "postgresql://", 1)
 
     def open_connection() -> psycopg.Connection[Any]:
-        try:
-            psycopg.conninfo.conninfo_to_dict(plain)
-        except psycopg.ProgrammingError:
-            # The parser's own words quote the string, and the password in it.
-            raise psycopg.OperationalError("the configured DSN is no Postgres connection string") from None
-        return psycopg.connect(
-            plain,
-            connect_timeout=CONNECT_SECONDS,
-            application_name=application,
-            tcp_user_timeout=STATEMENT_MS,  # a peer that is gone without a word
-            keepalives_idle=5,
-            keepalives_interval=2,
-            keepalives_count=3,
-            prepare_threshold=None,  # no statement outlives its transaction, so a pooler may stand between
-        )
+        return plain_connection(dsn, application=application)
 
     return sa.create_engine(
         "postgresql+psycopg://", creator=open_connection, pool_size=pool, max_overflow=0, pool_timeout=CONNECT_SECONDS
+    )
+
+
+def plain_connection(dsn: str, *, application: str) -> psycopg.Connection[Any]:
+    """One connection, at once, with a deadline. Raises psycopg's errors."""
+    plain = dsn.replace("postgresql+psycopg://", "postgresql://", 1)
+    try:
+        psycopg.conninfo.conninfo_to_dict(plain)
+    except psycopg.ProgrammingError:
+        # The parser's own words quote the string, and the password in it.
+        raise psycopg.OperationalError("the configured DSN is no Postgres connection string") from None
+    return psycopg.connect(
+        plain,
+        connect_timeout=CONNECT_SECONDS,
+        application_name=application,
+        tcp_user_timeout=STATEMENT_MS,  # a peer that is gone without a word
+        keepalives_idle=5,
+        keepalives_interval=2,
+        keepalives_count=3,
+        prepare_threshold=None,  # no statement outlives its transaction, so a pooler may stand between
     )
 
 

@@ -25,9 +25,26 @@ __all__ = [
 REMEMBERED: Final = 8192  # data keys in memory: subjects × tenants × days under way at once
 SALT_BYTES: Final = 32
 _NONCE: Final = 12
+_POOL: Final = 4096
 CUT_TERM: Final = 0  # stands for the words of a record that are more than its index may hold
-_FORMAT: Final = b"\x02"
+_FORMAT: Final = b"\x03"  # under the record's key, the column as associated data
+_BY_COLUMN: Final = b"\x02"  # as before: under a key of its own for each column
 _CONTENT: Final = msgspec.msgpack.Decoder(tuple[bytes, list[bytes] | None])
+
+
+class _Drawn:
+    """Unpredictable bytes drawn a few KiB at once: a call of the system for each nonce took a tenth of a record."""
+
+    __slots__ = ("_at", "_pool", "_random")
+
+    def __init__(self, random: Random) -> None:
+        self._random, self._pool, self._at = random, b"", 0
+
+    def __call__(self, nbytes: int) -> bytes:
+        at, self._at = self._at, self._at + nbytes
+        if self._at > len(self._pool):
+            self._pool, at, self._at = self._random(max(_POOL, nbytes)), 0, nbytes
+        return self._pool[at : self._at]
 
 
 class KeyRow(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +74,7 @@ class Vault:
     """The data keys that one shipper seals under. Not for several threads at once."""
 
     def __init__(self, provider: KeyProvider, random: Random) -> None:
-        self.provider, self.random = provider, random
+        self.provider, self.random = provider, _Drawn(random)
         self._live: OrderedDict[tuple[str, int | None, date, str, int], _Live] = OrderedDict()
         self._current: dict[str, int] = {}  # versions of master keys, as of the last ``refresh``
         self._made: dict[str, KeyRow] = {}
@@ -156,17 +173,16 @@ def unwrap(provider: KeyProvider, row: KeyRow) -> Opened:
 class RecordSealer:
     """Seals the columns of one record. What is disclosed of it (``record_key``) opens no other."""
 
-    __slots__ = ("_key", "_random", "_secret", "data_key")
+    __slots__ = ("_aead", "_random", "_secret", "data_key")
 
     def __init__(self, data_key: str, secret: bytes, tenant: str, call_id: str, random: Random) -> None:
         self.data_key, self._secret, self._random = data_key, secret, random
-        self._key = record_key(secret, data_key, tenant, call_id)
+        self._aead = AESGCM(record_key(secret, data_key, tenant, call_id))
 
     def seal(self, column: str, plain: bytes) -> bytes:
         """format (1) ‖ nonce (12) ‖ ciphertext and tag; bound to record and column."""
-        nonce = self._random(_NONCE)
-        key = _derived(self._key, b"warden col", column.encode())
-        return _FORMAT + nonce + AESGCM(key).encrypt(nonce, plain, column.encode())
+        nonce, name = self._random(_NONCE), column.encode()
+        return b"".join((_FORMAT, nonce, self._aead.encrypt(nonce, plain, name)))
 
     def content(self, column: str, digest: bytes, parts: list[bytes] | None) -> tuple[bytes, bytes]:
         """(sealed, commitment): the texts where they are kept, with the salt that their digest is published under."""
@@ -214,11 +230,11 @@ def record_key(secret: bytes, data_key: str, tenant: str, call_id: str) -> bytes
 
 def open_column(key: bytes, column: str, sealed: bytes) -> bytes:
     """``key`` is the record's. Raises ContentError."""
-    if len(sealed) < 1 + _NONCE or sealed[:1] != _FORMAT:
+    if len(sealed) < 1 + _NONCE or sealed[:1] not in {_FORMAT, _BY_COLUMN}:
         raise ContentError("not sealed content")
+    own = key if sealed[:1] == _FORMAT else _derived(key, b"warden col", column.encode())
     try:
-        derived = _derived(key, b"warden col", column.encode())
-        return AESGCM(derived).decrypt(sealed[1 : 1 + _NONCE], sealed[1 + _NONCE :], column.encode())
+        return AESGCM(own).decrypt(sealed[1 : 1 + _NONCE], sealed[1 + _NONCE :], column.encode())
     except InvalidTag:
         raise ContentError("altered, or belongs to another record") from None
 

@@ -7,23 +7,24 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
+import psycopg
 import sqlalchemy as sa
 
 from audit import store
-from audit.evidence import Fault, FaultKind, Head, StoredRow, TreeCheck, check_rows, read_head
+from audit.evidence import Fault, FaultKind, Head, TreeCheck, read_head
 from audit.fleet import FLEET
 from audit.leaf import leaf_data
 from audit.merkle import Frontier, leaf_hash
-from audit.rows import CALL_COLUMNS, EVENT_COLUMNS
+from audit.ranges import Pool, Range, check_range
+from audit.rows import EVENT_COLUMNS
 from audit.spool import write_whole
 from audit.tables import audit_calls, audit_checkpoints, audit_events, audit_leaves, audit_logs, fleet_entries
 from audit.tlog import Verifier
@@ -137,7 +138,7 @@ class _Verification:
         rows = self._connection.execute(sa.select(c.log, c.next_position, c.frontier, c.born_at).order_by(c.log)).all()
         self._total = sum(row.next_position for row in rows)
         self._check_fleet(next((row for row in rows if row.log == FLEET), None))
-        with _pool(self._options.jobs) as pool:
+        with self._pool() as pool:
             for row in rows:
                 if row.log != FLEET:
                     self._check_log(row, pool)
@@ -145,6 +146,12 @@ class _Verification:
         self._check_strays({row.log for row in rows})
         self._check_officers()
         return self._report
+
+    def _pool(self) -> AbstractContextManager[Pool | None]:
+        if self._options.jobs <= 1:
+            return nullcontext()
+        snapshot = self._connection.scalar(sa.text("SELECT pg_export_snapshot()"))
+        return Pool(self._options.jobs, self._dsn, str(snapshot))
 
     def _fault(self, kind: FaultKind, log: str, detail: str, position: int | None = None, **more: Any) -> None:
         self._report.faults.append(Fault(kind, log, detail, position, **more))
@@ -170,7 +177,7 @@ class _Verification:
             for first, hashes in streamed:
                 yield first, bytes(hashes)
 
-    def _check_log(self, row: Any, pool: ProcessPoolExecutor | None) -> None:
+    def _check_log(self, row: Any, pool: Pool | None) -> None:
         log, known = row.log, self._resume.tree(row.log)
         heads = [*self._heads(log), *self._fleet.heads.get(log, [])]
         check = TreeCheck(log, heads, start=known)
@@ -225,16 +232,14 @@ class _Verification:
         if not self._report.faults:
             self._resume.reached(log, tree)
 
-    def _rows(
-        self, log: str, first: int, hashes: bytes, pool: ProcessPoolExecutor | None
-    ) -> Future[list[Fault]] | list[Fault]:
-        gone = self._fleet.gone.get(log, [])
-        if pool is None:
-            return list(
-                check_rows(log, first, hashes, _stored(self._connection, log, first, len(hashes) // 32), gone=gone)
-            )
-        snapshot = self._connection.scalar(sa.text("SELECT pg_export_snapshot()"))
-        return pool.submit(_check_apart, self._dsn, str(snapshot), log, first, hashes, gone)
+    def _rows(self, log: str, first: int, hashes: bytes, pool: Pool | None) -> Future[list[Fault]] | list[Fault]:
+        asked = Range(log, first, hashes, self._fleet.gone.get(log, []))
+        if pool is not None:
+            found: Future[list[Fault]] = pool.check(asked)
+            return found
+        driver = self._connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        return check_range(driver, asked)
 
     def _beyond(self, log: str, size: int) -> list[tuple[int, str]]:
         calls = sa.select(audit_calls.c.position, audit_calls.c.call_id).where(
@@ -320,36 +325,6 @@ class _Verification:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def _stored(connection: sa.Connection, log: str, first: int, count: int) -> Iterable[StoredRow]:
-    """Calls and events at these positions, in order."""
-    rows: list[StoredRow] = []
-    for kind, table, columns in (("call", audit_calls, CALL_COLUMNS), ("event", audit_events, EVENT_COLUMNS)):
-        c = table.c
-        query = sa.select(*(c[name] for name in columns)).where(
-            c.log == log, c.position >= first, c.position < first + count
-        )
-        rows += [StoredRow(kind, row["position"], dict(row)) for row in connection.execute(query).mappings()]
-    rows.sort(key=lambda row: row.position)
-    return rows
-
-
-def _check_apart(
-    dsn: str, snapshot: str, log: str, first: int, hashes: bytes, gone: Sequence[tuple[int, int]]
-) -> list[Fault]:
-    """In a process of its own, on the same snapshot."""
-    engine = store.connect(dsn, application="warden-verify")
-    try:
-        with engine.connect() as connection:
-            connection.execution_options(isolation_level="REPEATABLE READ")
-            with connection.begin():
-                connection.exec_driver_sql(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
-                return list(
-                    check_rows(log, first, hashes, _stored(connection, log, first, len(hashes) // 32), gone=gone)
-                )
-    finally:
-        engine.dispose()
-
-
 def _distinct(connection: sa.Connection, table: sa.Table) -> Iterator[str]:
     log, last = table.c.log, ""
     while True:
@@ -358,20 +333,6 @@ def _distinct(connection: sa.Connection, table: sa.Table) -> Iterator[str]:
             return
         yield found
         last = found
-
-
-class _pool:  # noqa: N801 — used as a function
-    """Processes to check rows in; none for one job."""
-
-    def __init__(self, jobs: int) -> None:
-        self._pool = ProcessPoolExecutor(jobs, get_context("forkserver")) if jobs > 1 else None
-
-    def __enter__(self) -> ProcessPoolExecutor | None:
-        return self._pool
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
 
 
 class _Resume:

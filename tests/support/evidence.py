@@ -85,7 +85,7 @@ class Forger:
         )
         (row,) = self.sql("SELECT * FROM warden.audit_calls WHERE log = %s AND position = %s", self._log, position)
         leaves = self.leaves()
-        leaves[position] = StoredRow("call", position, row).leaf()
+        leaves[position] = StoredRow.named("call", row).leaf()
         self.store(leaves, tree=tree)
         if heads == "delete":
             self.sql("DELETE FROM warden.audit_checkpoints WHERE log = %s", self._log)
@@ -110,7 +110,7 @@ class Forger:
         leaves: list[tuple[int, bytes]] = []
         for kind, table in (("call", "audit_calls"), ("event", "audit_events")):
             rows = self.sql(f"SELECT * FROM warden.{table} WHERE log = %s", self._log)
-            leaves += [(row["position"], StoredRow(kind, row["position"], row).leaf()) for row in rows]
+            leaves += [(row["position"], StoredRow.named(kind, row).leaf()) for row in rows]
         self.store([leaf for _, leaf in sorted(leaves)])
 
     def truncate(self, size: int, *, heads: bool) -> None:

@@ -84,7 +84,7 @@ def test_a_stored_head_counts_only_as_its_log_signed_it() -> None:
 
 def row(position: int, kind: str = "posture") -> StoredRow:
     values = [f"e{position}", AT, kind, "", "", {}, "pod-1", "log", position, "journal", position, "r", "EU", False]
-    return StoredRow("event", position, dict(zip(EVENT_COLUMNS, values, strict=True)))
+    return StoredRow.named("event", dict(zip(EVENT_COLUMNS, values, strict=True)))
 
 
 ROWS = [row(n) for n in range(5, 11)]
@@ -92,7 +92,13 @@ HASHES = b"".join(each.leaf() for each in ROWS)
 
 
 def moved(each: StoredRow, position: int) -> StoredRow:
-    return replace(each, position=position, values={**each.values, "position": position})
+    return replace(
+        each,
+        position=position,
+        values=[
+            position if name == "position" else value for name, value in zip(EVENT_COLUMNS, each.values, strict=True)
+        ],
+    )
 
 
 @pytest.mark.parametrize(
