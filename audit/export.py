@@ -174,7 +174,7 @@ class _Export:
     # --- proofs ---------------------------------------------------------------------------------------------------
 
     def _proofs(self) -> tuple[dict[str, dict[str, Any]], int]:
-        """A line for each record that a signed head covers, in the records' order; the heads, and how many have none."""
+        """A line for each record that a signed head covers, in their order; the heads, and how many have none."""
         trees = {log: self._signed_tree(log) for log in self._logs}
         unproven = 0
         with (self._directory / "proofs.ndjson").open("wb") as file:
