@@ -46,7 +46,7 @@ class PastCall:
     """What a call took from its tenant's limits. ``ended_ns`` None: a crash cut it off. Times are ns since the epoch.
 
     ``holds_until_ns``: Triton may be working on it until then; 0: it isn't. ``reserved``: tokens, KV bytes, tensor
-    bytes.
+    bytes. ``key``: whom its tenant's limits for each key count apart; ``key_name``: "" where it was no API key.
     """
 
     call_id: str
@@ -62,6 +62,7 @@ class PastCall:
     responses: int = 0
     duration_ns: int = 0
     holds_until_ns: int = 0
+    key_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,7 @@ class _Live:
             call.decided_ns,
             call.prompt_tokens,
             call.reserved,
+            key_name=call.principal if call.principal_kind == "api_key" else "",
         )
         if end is None:
             return took

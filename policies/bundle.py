@@ -208,13 +208,14 @@ class _Compiler:
         }
 
     def _pool(self, document: Document, name: str, model: ModelDoc) -> PoolSize:
-        size, kv = model.pool.kv_memory, model.kv
+        size, kv = model.pool.kv_bytes, model.kv
         if size is not None and kv is not None and kv.bytes_per_token and kv.tokens_per_block:
             block = kv.bytes_per_token * kv.tokens_per_block
             if size < block:
                 message = f"is less than one block of the model's KV cache ({block} bytes)"
-                self._problems.append(document.problem((name, "pool", "kv_memory"), message))
-        return PoolSize(size, model.pool.concurrency)
+                key = "kv_memory" if model.pool.kv_fallback is None else "kv_fallback"
+                self._problems.append(document.problem((name, "pool", key), message))
+        return PoolSize(size, model.pool.concurrency, model.pool.kv_memory == "live", model.pool.engine or "")
 
     def _kv(self, document: Document, model: str, kv: KvDoc) -> KvProfile | None:
         if kv.file is None:

@@ -48,13 +48,19 @@ class LoadedPolicy:
         """What models.yaml says, or a generic profile."""
         return self._decider.profile(model)
 
-    def limits(self, tenant: str, model: str, at: float) -> tuple[Limits, Limits | None] | None:
-        """The tenant's own and those of it and the model together; None: the bundle has no such tenant."""
+    def limits(
+        self, tenant: str, model: str, key_name: str, at: float
+    ) -> tuple[Limits, Limits | None, Limits | None] | None:
+        """The tenant's own, those of it and the model together, and the API key's of that name.
+
+        None: the bundle has no such tenant.
+        """
         found = self._bundle.tenants.get(tenant)
         if found is None:
             return None
         limits = found.limits_at(at)
-        return limits, narrower(limits, model)
+        key = found.keys.get(key_name) if found.keys else None
+        return limits, narrower(limits, model), None if key is None else key.limits_at(at)
 
     def serves(self, tenant: str) -> bool:
         """By its status; its dates are looked at with each call."""

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, RootModel, model_validator
+from pydantic import ConfigDict, Field, PlainValidator, RootModel, model_validator
 
 from policies.document.fields import Count, Doc, ModelName, Name
-from policies.units import Duration, Size
+from policies.units import Duration, Size, parse_size
 from policies.versions import CanaryDoc, Digest, PrefixCacheDoc, Version
 from sidecar.core.model import Contract
 
 __all__ = ["KvDoc", "ModelDoc", "ModelsDoc", "OnCancelDoc", "PoolDoc"]
 
 LONGEST_RUN: Final = 3600.0  # seconds
-
-
-def _stated(value: Any) -> Any:
-    """``live``, what Triton's metrics say, is read by nothing here: taken, it would silently share out nothing."""
-    if value == "live":
-        raise ValueError("is not read from Triton; write the size of the model's KV cache, such as 32GiB")
-    return value
 
 
 class KvDoc(Doc):
@@ -53,11 +46,45 @@ class KvDoc(Doc):
         return self.engine_config or self.checkpoint
 
 
-class PoolDoc(Doc):
-    """What the model has to share among its tenants, by each one's plan. Without it nothing is shared out."""
+def _size_or_live(value: Any) -> int | Literal["live"]:
+    if value == "live":
+        return "live"
+    size = parse_size(value)
+    if size <= 0:
+        raise ValueError("should be greater than 0")
+    return size
 
-    kv_memory: Annotated[Size, BeforeValidator(_stated, json_schema_input_type=Size)] | None = None
+
+KvMemory = Annotated[
+    int | Literal["live"], PlainValidator(_size_or_live, json_schema_input_type=Size | Literal["live"])
+]
+
+
+class PoolDoc(Doc):
+    """What the model has to share among its tenants, by each one's plan. Without it nothing is shared out.
+
+    ``kv_memory: live``: as large as the engine says in Triton's metrics; ``kv_fallback`` while it doesn't, or says what
+    can't be. ``engine``: the model whose engine it is, where this one stands in front of another (an ensemble): all
+    models in front of one engine share its one pool.
+    """
+
+    kv_memory: KvMemory | None = None
+    kv_fallback: Size | None = None
     concurrency: Count | None = None
+    engine: ModelName | None = None
+
+    @model_validator(mode="after")
+    def _with_something_to_fall_back_on(self) -> Self:
+        if self.kv_memory == "live" and self.kv_fallback is None:
+            raise ValueError("kv_memory: live needs kv_fallback, the size that counts while the engine tells none")
+        if self.kv_memory != "live" and self.kv_fallback is not None:
+            raise ValueError("kv_fallback is for kv_memory: live")
+        return self
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """What the bundle itself states."""
+        return self.kv_fallback if self.kv_memory == "live" else self.kv_memory
 
 
 class OnCancelDoc(Doc):

@@ -18,6 +18,7 @@ __all__ = [
     "Durability",
     "KvProfile",
     "Limits",
+    "LivePool",
     "ModelProfile",
     "PoolSize",
     "Quantity",
@@ -104,10 +105,32 @@ class Limits(Struct, frozen=True):
 
 
 class PoolSize(Struct, frozen=True):
-    """What a model has to share among its tenants; None is "not known", and then not shared out."""
+    """What a model has to share among its tenants; None is "not known", and then not shared out.
+
+    ``live``: the engine's own metrics say how large the KV cache is; ``kv_bytes`` is what counts while they don't.
+    ``engine``: the model whose engine it is, where several stand in front of one and share what it has; "": its own.
+    """
 
     kv_bytes: int | None = None
     concurrency: int | None = None
+    live: bool = False
+    engine: str = ""
+
+
+class LivePool(Struct, frozen=True):
+    """A model's KV cache as its engine tells it: bytes in all, given out, and given out to nobody known here."""
+
+    capacity: int
+    used: int
+    foreign: int = 0
+
+    def beside(self, held: int) -> LivePool:
+        """``held``: the most that calls of ours had reserved since the engine may have counted.
+
+        What the engine has given out beyond that is another's: a client past the sidecar, a call it has lost sight of.
+        So what is let in is bounded by the worse of the two counts.
+        """
+        return LivePool(self.capacity, self.used, max(0, self.used - held))
 
 
 class KvProfile(Struct, frozen=True):

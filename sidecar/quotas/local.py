@@ -7,13 +7,24 @@ are asked before any is taken from, so a refusal has taken nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Final, TypeVar
 
 import msgspec
 
-from sidecar.core.model import Allowance, Demand, Denial, Instant, Limits, PoolSize, Quantity, Reservation, Usage
+from sidecar.core.model import (
+    Allowance,
+    Demand,
+    Denial,
+    Instant,
+    Limits,
+    LivePool,
+    PoolSize,
+    Quantity,
+    Reservation,
+    Usage,
+)
 from sidecar.quotas.account import Account, Ask
 from sidecar.quotas.expected import Usual
 from sidecar.quotas.pool import Pool
@@ -39,6 +50,7 @@ class _Meter(msgspec.Struct):
 
     covered: int  # tokens taken from the budget
     kv_now: int = 0  # bytes that its tokens so far fill
+    kv_more: int = 0  # bytes that it holds beyond what was reserved
     kv_byte_ms: int = 0
     seen_ns: int = 0
     settled: bool = False
@@ -77,8 +89,9 @@ class LocalQuotas:
         self._models: OrderedDict[tuple[str, str], Account] = OrderedDict()
         self._keys: OrderedDict[tuple[str, str], Account] = OrderedDict()
         self._usual: OrderedDict[tuple[str, str], Usual] = OrderedDict()
-        self._slots: dict[str, Pool] = {}  # by model, as the bundle names them; likewise its KV cache:
+        self._slots: dict[str, Pool] = {}  # by engine, as the bundle names them; likewise its KV cache:
         self._memory: dict[str, Pool] = {}
+        self._live: Mapping[str, LivePool] = {}  # by engine; swapped whole
 
     def __len__(self) -> int:
         """Tenants whose state is kept."""
@@ -99,12 +112,31 @@ class LocalQuotas:
         return tuple(self._tenants)
 
     def pools(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(held, capacity) of each pool by (model, quantity), for a metrics snapshot from another thread."""
+        """(held, capacity) of each pool by (engine, quantity), for a metrics snapshot from another thread."""
         return {
-            (model, str(pool.kind)): (pool.total, pool.capacity)
+            (engine, str(pool.kind)): (pool.total + pool.foreign, pool.capacity)
             for pools in (self._slots, self._memory)
-            for model, pool in tuple(pools.items())
+            for engine, pool in tuple(pools.items())
         }
+
+    # --- what engines tell, from a thread of its own -----------------------------------------------------------------
+
+    def peak(self, engine: str) -> int:
+        """Bytes: the most that was reserved of its KV cache since this was last asked."""
+        pool = self._memory.get(engine)
+        if pool is None:
+            return 0
+        found, pool.peak = pool.peak, pool.total
+        return max(found, pool.peak)
+
+    def kv_held(self, engine: str) -> int:
+        """Bytes of its KV cache that are reserved now."""
+        pool = self._memory.get(engine)
+        return 0 if pool is None else pool.total
+
+    def tell(self, live: Mapping[str, LivePool]) -> None:
+        """From now on pools that are to be live are as said here; those that aren't named, as the bundle states."""
+        self._live = live
 
     # --- reserve ---------------------------------------------------------------------------------------------------
 
@@ -140,7 +172,7 @@ class LocalQuotas:
         taken = _book(accounts, ask, now, spared, short=over is not None)
         for each, units in pools:
             each.take(tenant, units)
-        filled = _filled(demand, demand.prompt_tokens) if demand.kv_bytes else 0
+        filled = min(demand.kv_bytes, _filled(demand, demand.prompt_tokens)) if demand.kv_bytes else 0
         return Held(tenant, model, demand, at, over, taken, ask, usual, pools, _Meter(ask.tokens, filled, 0, now))
 
     def _accounts(
@@ -188,10 +220,14 @@ class LocalQuotas:
 
     def _wanted(self, model: str, size: PoolSize, ask: Ask) -> Pools:
         wanted: Pools = ()
+        engine = size.engine or model
         if size.concurrency is not None:
-            wanted = ((_pool(self._slots, model, Quantity.CONCURRENCY, size.concurrency), 1),)
+            wanted = ((_pool(self._slots, engine, Quantity.CONCURRENCY, size.concurrency), 1),)
         if size.kv_bytes is not None and ask.kv > 0:
-            wanted = (*wanted, (_pool(self._memory, model, Quantity.KV_BYTES, size.kv_bytes), ask.kv))
+            live = self._live.get(engine) if size.live else None
+            memory = _pool(self._memory, engine, Quantity.KV_BYTES, size.kv_bytes if live is None else live.capacity)
+            memory.foreign = 0 if live is None else live.foreign
+            wanted = (*wanted, (memory, ask.kv))
         return wanted
 
     # --- while it runs ---------------------------------------------------------------------------------------------
@@ -206,10 +242,31 @@ class LocalQuotas:
         assert isinstance(reservation, Held), "a reservation of other quotas"
         meter, demand = reservation.meter, reservation.demand
         if demand.kv_bytes:
-            _hold(meter, _filled(demand, tokens), at.mono_ns)
+            filled = _filled(demand, tokens)
+            if filled > demand.kv_bytes + meter.kv_more:
+                filled = self._outgrown(reservation, filled) if exact else demand.kv_bytes + meter.kv_more
+            _hold(meter, filled, at.mono_ns)
         if tokens <= meter.covered:
             return None
         return self._more(reservation, tokens - meter.covered, at.mono_ns, exact=exact or least > meter.covered)
+
+    @staticmethod
+    def _outgrown(reservation: Held, filled: int) -> int:
+        """It holds more than was reserved: its prompt was longer than was estimated, or its model heeds no max_tokens.
+
+        That much is then in use, whatever the limits say, so it is booked; whoever comes next is refused for it.
+        """
+        meter, demand = reservation.meter, reservation.demand
+        if demand.kv_block is None or demand.kv_block.window is not None:  # what leaves a window is given back
+            return demand.kv_bytes
+        missing = filled - demand.kv_bytes - meter.kv_more
+        for each in reservation.taken:
+            each.account.ledger.kv_bytes += missing
+        for pool, _ in reservation.pools:
+            if pool.kind is Quantity.KV_BYTES:
+                pool.take(reservation.tenant, missing)
+        meter.kv_more += missing
+        return filled
 
     @staticmethod
     def _more(reservation: Held, missing: int, now: int, *, exact: bool) -> Denial | None:
@@ -259,7 +316,8 @@ class LocalQuotas:
         if reservation.usual is not None and usage.responses:
             reservation.usual.add(took_ms if reservation.demand.timed else usage.output_tokens)
         if reservation.demand.kv_bytes:
-            _hold(meter, _filled(reservation.demand, used), at.mono_ns)
+            most = reservation.demand.kv_bytes + meter.kv_more
+            _hold(meter, min(most, _filled(reservation.demand, used)), at.mono_ns)
         if not running:
             self.release(reservation, at)
         return meter.kv_byte_ms
@@ -272,9 +330,9 @@ class LocalQuotas:
             raise RuntimeError("a reservation released twice")
         meter.released = True
         for each in reservation.taken:
-            each.account.ledger.release(ask.kv, ask.tensor, at.mono_ns - reservation.at.mono_ns)
+            each.account.ledger.release(ask.kv + meter.kv_more, ask.tensor, at.mono_ns - reservation.at.mono_ns)
         for pool, units in reservation.pools:
-            pool.give(reservation.tenant, units)
+            pool.give(reservation.tenant, units + (meter.kv_more if pool.kind is Quantity.KV_BYTES else 0))
 
 
 def _forget(states: OrderedDict[K, Account], now: int) -> None:
@@ -347,11 +405,11 @@ def _ask(demand: Demand, limits: Limits, usual: Usual | None, *, timed: bool) ->
 
 
 def _filled(demand: Demand, tokens: int) -> int:
-    """Bytes of KV cache that ``tokens`` fill, whole blocks; never more than was reserved."""
+    """Bytes of KV cache that ``tokens`` fill, whole blocks."""
     if demand.kv_block is None:
         return demand.kv_bytes
     size, block = demand.kv_block.tokens_per_block, demand.kv_block.bytes_per_token
-    return min(demand.kv_bytes, -(-tokens // size) * size * block)
+    return -(-tokens // size) * size * block
 
 
 def _hold(meter: _Meter, kv_now: int, now: int) -> None:

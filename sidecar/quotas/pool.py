@@ -45,26 +45,32 @@ NEVER: Final = Verdict(ok=False, never=True)
 
 @dataclass(slots=True)
 class Pool:
-    """Whole units (bytes or slots). ``capacity`` may change while some of it is held; ``held`` is by tenant."""
+    """Whole units (bytes or slots). ``capacity`` may change while some of it is held; ``held`` is by tenant.
+
+    ``foreign``: units that somebody holds whom nobody here knows. ``peak``: the largest total since it was last asked.
+    """
 
     kind: Quantity
     capacity: int
     held: dict[str, int] = field(default_factory=dict)
     total: int = 0
+    foreign: int = 0
+    peak: int = 0
     _claims: dict[str, _Claim] = field(default_factory=dict)
 
     def ask(self, tenant: str, units: int, share: Share, at_ns: int, *, claim: bool = True) -> Verdict:
         """Whether ``units`` more may be taken now; refused for want of room, the tenant has a claim (if ``claim``)."""
         holds = self.held.get(tenant, 0)
         most = self.capacity * share.burst // _THOUSAND
-        if units <= 0 or (self.total + units <= self.capacity and holds + units <= most and not self._claims):
+        room = self.capacity - self.foreign
+        if units <= 0 or (self.total + units <= room and holds + units <= most and not self._claims):
             return YES  # nearly always
         if units > min(most, self.capacity):
             return NEVER
         if holds + units > most:
             return NO  # its own ceiling: no claim on what others hold
         self._forget(at_ns)
-        if self.total + units + self._owed(tenant, holds + units, share) <= self.capacity:
+        if self.total + units + self._owed(tenant, holds + units, share) <= room:
             return YES
         if claim:
             self._claim(tenant, units, share, at_ns)
@@ -75,6 +81,7 @@ class Pool:
         if units > 0:
             self.held[tenant] = self.held.get(tenant, 0) + units
             self.total += units
+            self.peak = max(self.peak, self.total)
             self._claims.pop(tenant, None)
 
     def give(self, tenant: str, units: int) -> None:

@@ -14,10 +14,11 @@ __all__ = ["Booked", "Terms", "rebuild"]
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Under which limits a tenant calls a model, by the bundle in force."""
+    """Under which limits a tenant calls a model with a key, by the bundle in force."""
 
     limits: Limits
     model_limits: Limits | None
+    key_limits: Limits | None
     profile: ModelProfile
 
 
@@ -31,7 +32,7 @@ class Booked:
 
 def rebuild(
     past: Sequence[PastCall],
-    terms: Callable[[str, str], Terms | None],
+    terms: Callable[[str, str, str], Terms | None],
     quotas: LocalQuotas,
     hold: Callable[[str, Reservation, Instant, int], None],
     at: Instant,
@@ -42,7 +43,8 @@ def rebuild(
     ``hold`` (``Governor.hold``) is told of it.
 
     Its tokens count in full: nobody knows how many were generated. ``rates``: whether limits of time are this pod's
-    own; where pods share them, Redis has them. ``terms``: None where the bundle knows the tenant no more.
+    own; where pods share them, Redis has them. ``terms``, by tenant, model and the API key's name: None where the
+    bundle knows the tenant no more.
     """
     events: list[tuple[int, int, int]] = []
     for place, call in enumerate(past):
@@ -50,12 +52,12 @@ def rebuild(
             events.append((call.decided_ns, 0, place))
             events.append((max(call.decided_ns, call.ended_ns or at.wall_ns), 1, place))
     events.sort()
-    known: dict[tuple[str, str], Terms | None] = {}
+    known: dict[tuple[str, str, str], Terms | None] = {}
     live: dict[int, Reservation] = {}
     charged = held = 0
     for when_ns, ends, place in events:
         call, then = past[place], _then(when_ns, at)
-        name = (call.tenant, call.model)
+        name = (call.tenant, call.model, call.key_name)
         if name not in known:
             known[name] = terms(*name)
         found = known[name]
@@ -87,7 +89,7 @@ def _reserve(call: PastCall, terms: Terms, quotas: LocalQuotas, then: Instant) -
     )  # fmt: skip
     found = quotas.reserve(
         call.tenant, call.model, terms.limits, demand, then, enforce=False, key=call.key,
-        model_limits=terms.model_limits, pool=terms.profile.pool,
+        model_limits=terms.model_limits, pool=terms.profile.pool, key_limits=terms.key_limits,
     )  # fmt: skip
     assert isinstance(found, Reservation)  # nothing is refused that isn't enforced
     return found

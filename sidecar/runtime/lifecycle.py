@@ -22,6 +22,7 @@ from sidecar.runtime.drain import Drain
 from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.learn import Learner
 from sidecar.runtime.ledger import Terms, rebuild
+from sidecar.runtime.pools import MetricsPage, PoolPoller
 from sidecar.runtime.probe import UpstreamProbe
 from sidecar.runtime.selfcheck import SelfCheck
 from sidecar.runtime.settings import Settings
@@ -63,6 +64,11 @@ class Sidecar:
         self._probe = UpstreamProbe(settings.triton.grpc, self.rooms.restricted)
         self._selfcheck = self._self_check()
         self._learner = Learner(TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models)
+        self._pools = PoolPoller(
+            MetricsPage(settings.triton.metrics), lambda: self.rooms.policies.current().bundle.models,
+            self.rooms.quotas, lambda model, seen_ns: self.rooms.governor.idle_at_triton(model, seen_ns, clock.now()),
+            needed=lambda: self.rooms.governor.running_on > 0, now=clock.now,
+        )  # fmt: skip
         self._shipper = Shipper(*ship)
         self._stopping = threading.Event()
         self._threads = [
@@ -137,6 +143,7 @@ class Sidecar:
         self._probe.start()
         self._learner.start()
         self._selfcheck.start()
+        self._pools.start()
         self._shipper.start()
         # How long a thread may keep the interpreter from a call that waits for it; Python's own 5 ms would be a pause.
         sys.setswitchinterval(SWITCH)
@@ -159,8 +166,8 @@ class Sidecar:
         rooms, at = self.rooms, clock.now()
         policy = rooms.policies.current()
 
-        def terms(tenant: str, model: str) -> Terms | None:
-            found = policy.limits(tenant, model, at.wall)
+        def terms(tenant: str, model: str, key_name: str) -> Terms | None:
+            found = policy.limits(tenant, model, key_name, at.wall)
             return None if found is None else Terms(*found, policy.profile(model))
 
         booked = rebuild(
@@ -182,6 +189,7 @@ class Sidecar:
             self.rooms.leases.stop()
         self._learner.stop()
         self._selfcheck.stop()
+        self._pools.stop()
         self._shipper.stop()
         fault = self.rooms.journal.close()
         if fault is not None:
@@ -256,6 +264,11 @@ class Sidecar:
         }
         for finding in self._selfcheck.findings or ():
             checks[f"self-check {finding.name}"] = Check(ok=True, detail=f"{finding.severity}: {finding.detail}")
+        for engine, live in self._pools.live.items():
+            beside = f", {live.foreign} of them nobody's that calls here" if live.foreign else ""
+            checks[f"pool {engine}"] = Check(ok=True, detail=f"live: {live.used} of {live.capacity} bytes{beside}")
+        for engine, why in self._pools.faults.items():
+            checks[f"pool {engine}"] = Check(ok=True, detail=f"as the bundle states it: {why}")
         for listener in self.settings.listeners:
             who = listener.principal
             speaks = f"without a credential, as {who.tenant}/{who.name} ({', '.join(who.roles)})"
@@ -300,6 +313,9 @@ class Sidecar:
         watch(
             "warden_pool_used_ratio", lambda: {key: held / size for key, (held, size) in rooms.quotas.pools().items()}
         )
+        watch("warden_pool_live", lambda: readings.live(self._pools.live, self._pools.faults))
+        watch("warden_pool_drift_ratio", lambda: readings.drift(self._pools.live, rooms.quotas.kv_held))
+        watch("warden_upstream_metrics_age_seconds", lambda: self._pools.age)
         watch("warden_running_on_calls", lambda: float(rooms.governor.running_on))
         watch("warden_waiting_calls", lambda: float(len(self._waiting)))
         if isinstance(rooms.quotas, SharedQuotas):

@@ -128,6 +128,7 @@ class RestrictedSection(_Section):
 
 class TritonSection(_Section):
     grpc: Address = "127.0.0.1:8001"
+    metrics: Address = "127.0.0.1:8002"  # read for pools that are `live`, and to see what a cancelled call still holds
     # Its HTTP and metrics ports: looked at only to see whether anybody but this host can reach them.
     other_ports: tuple[Annotated[int, Field(strict=True, gt=0, lt=65536)], ...] = Field((8000, 8002), max_length=8)
     restricted_secret: RestrictedSection | None = None

@@ -213,6 +213,13 @@ _CALLS: Final = (
         "bytes",
     ),
     _gauge("warden_pool_used_ratio", "Part of a model's pool that is held.", ("model", "quantity")),
+    _gauge("warden_pool_live", "1 while a pool is as its engine tells, 0 while as the bundle states it.", ("model",)),
+    _gauge(
+        "warden_pool_drift_ratio",
+        "Part of a live pool that its engine has given out beyond what calls here reserved; below 0, less than that.",
+        ("model",),
+    ),
+    _gauge("warden_upstream_metrics_age_seconds", "Age of what was read last of Triton's metrics.", unit="seconds"),
     _gauge("warden_running_on_calls", "Calls that have ended here, but that Triton may be working on still."),
     _gauge("warden_waiting_calls", "Calls that wait for room in a quota (on_limit: queue)."),
     _gauge("warden_quota_redis_up", "1 while Redis answers, 0 while shared quotas go on without it."),

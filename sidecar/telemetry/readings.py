@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
-from sidecar.core.model import Quantity
+from sidecar.core.model import LivePool, Quantity
 from sidecar.telemetry.catalogue import JournalState
 from sidecar.telemetry.instruments import Reading
 
-__all__ = ["held", "info", "journal_state"]
+__all__ = ["drift", "held", "info", "journal_state", "live"]
 
 
 def journal_state(state: JournalState) -> Reading:
@@ -24,6 +24,16 @@ def held(tenants: Iterable[str], of: Callable[[str], tuple[int, int]]) -> Readin
         reading[tenant, Quantity.KV_BYTES.value] = float(kv_bytes)
         reading[tenant, Quantity.TENSOR_BYTES.value] = float(tensor_bytes)
     return reading
+
+
+def live(told: Mapping[str, LivePool], faults: Mapping[str, str]) -> Reading:
+    """``warden_pool_live``: of the pools that are to be as their engines tell, whether they are."""
+    return {(engine,): float(engine in told) for engine in (*told, *faults)}
+
+
+def drift(told: Mapping[str, LivePool], held: Callable[[str], int]) -> Reading:
+    """``warden_pool_drift_ratio``: ``held`` of an engine gives the bytes reserved here now."""
+    return {(engine,): (pool.used - held(engine)) / pool.capacity for engine, pool in told.items()}
 
 
 def info(*values: str) -> Reading:

@@ -39,8 +39,8 @@ CALLS = st.lists(
 )
 
 
-def terms(_tenant: str, _model: str) -> Terms:
-    return Terms(LIMITS, None, PROFILE)
+def terms(_tenant: str, _model: str, _key: str) -> Terms:
+    return Terms(LIMITS, None, None, PROFILE)
 
 
 def lived(calls: list[tuple[int, str, int, int, int, bool]], crash_ns: int) -> tuple[LocalQuotas, list[PastCall]]:
@@ -134,3 +134,18 @@ def test_a_tenant_the_bundle_has_no_more_is_passed_over() -> None:
     assert rebuild([call], lambda *_: None, LocalQuotas(), lambda *_: None, Instant(WALL, 0), rates=True) == Booked(
         0, 0
     )
+
+
+def test_a_keys_own_limits_hold_over_a_crash() -> None:
+    """`ci` may have one call at once, and has one running; its neighbour may have as many as the tenant."""
+    own, after = Limits(concurrency=1), LocalQuotas()
+    running = PastCall("c-1", 1, "acme", "key-1", "m", WALL, 0, (0, 0, 0), key_name="ci")
+    at = Instant(WALL + SECOND, SECOND)
+
+    def by_key(_tenant: str, _model: str, key: str) -> Terms:
+        return Terms(Limits(), None, own if key == "ci" else None, PROFILE)
+
+    rebuild([running], by_key, after, lambda *_: None, at, rates=True)
+    for key, limits, let_in in (("key-1", own, False), ("key-2", None, True)):
+        found = after.reserve("acme", "m", Limits(), Demand(), at, enforce=True, key=key, key_limits=limits)
+        assert isinstance(found, Reservation) is let_in

@@ -96,6 +96,24 @@ def test_under_pressure_the_one_furthest_over_its_share_is_refused(first: int, s
         assert answers == {tenant: over[tenant] == min(over.values()) for tenant in ("a", "b")}
 
 
+@given(st.lists(st.tuples(NAMES, st.integers(1, 60), st.integers(0, 120), st.booleans()), max_size=60))
+def test_with_strangers_in_the_cache_no_more_than_the_rest_is_given_out(
+    steps: list[tuple[str, int, int, bool]],
+) -> None:
+    """Invariant: whoever is let in, what is held here and what others hold were within the capacity at that moment."""
+    pool, live = Pool(Quantity.KV_BYTES, CAPACITY), list[tuple[str, int]]()
+    for now, (tenant, units, foreign, gives) in enumerate(steps):
+        pool.foreign = foreign
+        if gives and live:
+            pool.give(*live.pop(0))
+        if pool.ask(tenant, units, SHARES[tenant], now).ok:
+            pool.take(tenant, units)
+            live.append((tenant, units))
+            assert pool.total + foreign <= CAPACITY
+        assert pool.total == sum(held for _, held in live)
+        assert pool.peak >= pool.total
+
+
 def test_who_stops_asking_is_waited_for_no_longer_than_a_claim_lasts() -> None:
     pool = Pool(Quantity.CONCURRENCY, 1)
     pool.take("greedy", 1)

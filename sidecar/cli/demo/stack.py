@@ -321,6 +321,8 @@ def _claim(directory: Path) -> Any:
 def _triton(parts: Parts) -> dict[str, Any]:
     ports = [int(address.rpartition(":")[2]) for address in (parts.triton.http, parts.triton.metrics) if address]
     section: dict[str, Any] = {"grpc": parts.triton.grpc, "other_ports": ports}
+    if parts.triton.metrics:
+        section["metrics"] = parts.triton.metrics
     if parts.triton_secret is not None:
         section["restricted_secret"] = {"key": RESTRICTED_KEY, "file": "keys/triton.secret"}
     return section

@@ -51,7 +51,7 @@ def test_every_kind_of_document_is_among_what_ships() -> None:
     [
         ("bundle.schema.json", "bundle.yaml", ("regions", "eu-west-1", "jurisdiktion"), "EU"),
         ("models.schema.json", "models.yaml", ("chat", "contract"), "vlm"),
-        ("models.schema.json", "models.yaml", ("chat", "pool"), {"kv_memory": "live"}),
+        ("models.schema.json", "models.yaml", ("chat", "pool"), {"kv_memory": "lively"}),
         ("plans.schema.json", "plans.yaml", ("gold", "kv_memory"), "8GB"),
         ("plans.schema.json", "plans.yaml", ("gold", "kv_memory"), None),
         ("plans.schema.json", "plans.yaml", ("gold", "concurrency"), 0),

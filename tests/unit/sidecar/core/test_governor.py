@@ -14,11 +14,13 @@ from sidecar.core.model import (
     AuditRule,
     Demand,
     Denial,
+    Limits,
     MalformedRequest,
     Method,
     Outcome,
     OutcomeKind,
     Principal,
+    Reservation,
     ResponseFacts,
     Usage,
     replace,
@@ -223,6 +225,39 @@ def test_settling_journals_the_outcome_and_gives_back_once() -> None:
     )
     assert recorded.output_sha256 == hashlib.sha256(b"hello").digest()
     assert stage.instruments.counted[-1] == ("settled", OutcomeKind.COMPLETED)
+
+
+def test_what_a_call_holds_at_triton_after_its_end_is_given_back_once_triton_ended_it() -> None:
+    """By its model's own bound; or once its engine was seen with nothing under way, after the call's end here."""
+    stage = Stage()
+    first, second = stage.open("c-1"), stage.open("c-2")
+    for recorded, ms in ((first, 5), (second, 105)):
+        stage.governor.settle(recorded, DONE, later(ms), running=True)
+    bound = first.admission.verdict.profile.stops_ns
+    assert first.holds_ns == bound
+    assert (stage.governor.running_on, len(stage.ports.held)) == (2, 2)
+    model = first.admission.verdict.profile.name
+    assert stage.governor.idle_at_triton("another", later(200).mono_ns, later(200)) == 0
+    assert stage.governor.idle_at_triton(model, later(50).mono_ns, later(200)) == 1
+    assert (stage.governor.running_on, len(stage.ports.held)) == (1, 1)
+    stage.governor.sweep(later(105 + bound / 1e6 - 1))
+    assert stage.governor.running_on == 1
+    stage.governor.sweep(later(105 + bound / 1e6))
+    assert (stage.governor.running_on, len(stage.ports.held)) == (0, 0)
+
+
+def test_what_was_let_in_before_a_crash_is_held_until_triton_ended_it() -> None:
+    stage = Stage()
+    roomy: list[bool] = []
+    stage.governor.on_room = lambda: roomy.append(True)
+    held = stage.ports.reserve("acme", "chat", Limits(), Demand(), AT, enforce=False)
+    assert isinstance(held, Reservation)
+    stage.governor.hold("of before", held, AT, later(1000).mono_ns)
+    assert stage.governor.running_on == 1
+    stage.governor.sweep(later(999))
+    assert (stage.governor.running_on, roomy) == (1, [])
+    stage.governor.sweep(later(1000))
+    assert (stage.governor.running_on, roomy, stage.ports.held) == (0, [True], {})
 
 
 def test_settling_twice_is_a_bug_and_gives_nothing_back_twice() -> None:

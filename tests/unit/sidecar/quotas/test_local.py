@@ -10,6 +10,7 @@ from sidecar.core.model import (
     Instant,
     KvProfile,
     Limits,
+    LivePool,
     PoolSize,
     Quantity,
     RequestRate,
@@ -20,7 +21,7 @@ from sidecar.core.model import (
 )
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.quotas.account import size
-from sidecar.quotas.local import REASON_OF, LocalQuotas
+from sidecar.quotas.local import REASON_OF, Held, LocalQuotas
 
 GIB = 2**30
 SECOND = 1_000_000_000
@@ -416,3 +417,83 @@ def test_what_is_left_is_exactly_what_can_still_be_taken() -> None:
     assert quotas.left(held(reserve(quotas, Limits(concurrency=9), tenant="birch")), at(0)) == ()
     later = quotas.left(found, at(5))
     assert [each.left for each in later] == [7, 350]
+
+
+def test_a_live_pool_is_as_its_engine_tells_and_else_as_the_bundle_states() -> None:
+    quotas, shared = LocalQuotas(), PoolSize(kv_bytes=100, live=True)
+
+    def room() -> int:
+        """How many calls of 10 bytes are let in."""
+        live = []
+        while isinstance(
+            found := quotas.reserve("t", "chat", Limits(), Demand(kv_bytes=10), at(0), enforce=True, pool=shared), Held
+        ):
+            live.append(found)
+        for each in live:
+            quotas.settle(each, Usage(), at(0))
+        return len(live)
+
+    assert room() == 10
+    quotas.tell({"chat": LivePool(60, 0), "other": LivePool(5, 0)})
+    assert room() == 6
+    quotas.tell({"chat": LivePool(60, 45, 45)})
+    assert room() == 1
+    assert quotas.pools()["chat", "kv_bytes"] == (45, 60)
+    quotas.tell({"chat": LivePool(60, 70, 70)})  # others hold more than all: nothing is let in, and nothing breaks
+    assert room() == 0
+    quotas.tell({})
+    assert room() == 10
+
+
+def test_models_in_front_of_one_engine_share_its_pool() -> None:
+    quotas, shared = LocalQuotas(), PoolSize(kv_bytes=100, concurrency=2, engine="core")
+    for model in ("ensemble", "bls"):
+        held(quotas.reserve("t", model, Limits(), Demand(kv_bytes=40), at(0), enforce=True, pool=shared))
+    denial = refused(quotas.reserve("t", "ensemble", Limits(), Demand(), at(0), enforce=True, pool=shared))
+    assert denial.reason is Reason.CONCURRENCY
+    assert quotas.pools() == {("core", "concurrency"): (2, 2), ("core", "kv_bytes"): (80, 100)}
+
+
+def test_the_most_that_was_reserved_between_two_looks_is_told_once() -> None:
+    quotas, shared = LocalQuotas(), PoolSize(kv_bytes=100)
+    assert quotas.peak("chat") == 0
+    calls = [
+        held(quotas.reserve("t", "chat", Limits(), Demand(kv_bytes=30), at(0), enforce=True, pool=shared))
+        for _ in range(2)
+    ]
+    quotas.settle(calls.pop(), Usage(), at(0))
+    assert (quotas.peak("chat"), quotas.kv_held("chat")) == (60, 30)
+    assert quotas.peak("chat") == 30
+
+
+def test_a_stream_that_holds_more_than_it_reserved_is_booked_with_what_it_holds() -> None:
+    """Its prompt was longer than estimated, or its model heeds no max_tokens; only the backend's own count says so."""
+    quotas, block, shared = LocalQuotas(), KvProfile(bytes_per_token=10, tokens_per_block=4), PoolSize(kv_bytes=400)
+    limits = Limits(kv_bytes=200)
+    demand = Demand(12, 120, 0, 4, kv_block=block)
+
+    def ask() -> Reservation | Denial:
+        return quotas.reserve("t", "m", limits, demand, at(1.0), enforce=True, pool=shared)
+
+    stream = held(ask())
+    assert quotas.grow(stream, 16, at(1.0), exact=False) is None
+    assert quotas.held("t") == (120, 0)
+    assert quotas.grow(stream, 16, at(1.0), exact=True) is None
+    assert quotas.grow(stream, 15, at(1.0), exact=True) is None
+    assert (quotas.held("t"), quotas.kv_held("m")) == ((160, 0), 160)
+    assert refused(ask()).reason is Reason.MEMORY_KV
+    assert quotas.grow(stream, 45, at(1.0), exact=True) is None  # past its tenant's limit, and the pool's
+    assert (quotas.held("t"), quotas.kv_held("m")) == ((480, 0), 480)
+    quotas.settle(stream, Usage(input_tokens=45), at(2.0), running=True)
+    assert quotas.kv_held("m") == 480, "until Triton has ended it"
+    quotas.release(stream, at(3.0))
+    assert (quotas.held("t"), quotas.kv_held("m")) == ((0, 0), 0)
+
+
+def test_of_a_window_no_stream_holds_more_than_it_reserved() -> None:
+    quotas, block = LocalQuotas(), KvProfile(bytes_per_token=10, tokens_per_block=4, window=8)
+    stream = held(reserve(quotas, Limits(), Demand(12, 120, 0, 4, kv_block=block)))
+    assert quotas.grow(stream, 500, at(1.0), exact=True) is None
+    assert quotas.held("acme") == (120, 0)
+    quotas.settle(stream, Usage(), at(2.0))
+    assert quotas.held("acme") == (0, 0)

@@ -39,6 +39,8 @@ COMPLETED = Outcome(OutcomeKind.COMPLETED)
 READINGS: Mapping[str, Reading] = {
     "warden_quota_held_bytes": {(f"t{n}", q): 1.0 for n in range(100) for q in ("kv_bytes", "tensor_bytes")},
     "warden_pool_used_ratio": {(f"m{n}", q): 1.0 for n in range(2) for q in ("kv_bytes", "concurrency")},
+    "warden_pool_live": {("m0",): 1.0},
+    "warden_pool_drift_ratio": {("m0",): 1.0},
     "warden_journal_state": {(state,): 0.0 for state in JournalState},
     "warden_bundle_info": {("sha256:abc",): 1.0},
     "warden_selfcheck_finding": {(name.value, severity.value): 0.0 for name, severity in SEVERITY.items()},
