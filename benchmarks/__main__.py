@@ -45,6 +45,7 @@ _TOOLS: Final = (("nghttp2-client", "h2load"), ("nghttp2-server", "nghttpd"))
 ALONE: Final[dict[str, Callable[..., dict[str, Any]]]] = {  # by what each measures; no wire, no other process
     "reading": reading.measure, "quotas": quotas.measure, "policies": policies.measure,
 }  # fmt: skip
+CHAT_SLOTS: Final = ('string_value: "4" }', 'string_value: "8" }')  # as many as benchmarks.neighbours shares out
 SECTIONS: Final = ("governance", *ALONE, "evidence", "identity", "standin", "triton", "streams", "neighbours")
 QUICK: Final = ("governance", *ALONE, "identity", "standin", "streams")
 
@@ -117,6 +118,8 @@ def _models(directory: Path) -> Path:
     copytree(_ROOT / "benchmarks" / "models", directory)
     copytree(_ROOT / "tests" / "support" / "models" / "slow", directory / "slow")
     copytree(_ROOT / "examples" / "models" / "chat", directory / "chat")
+    config = directory / "chat" / "config.pbtxt"
+    config.write_text(config.read_text().replace(*CHAT_SLOTS))
     return directory
 
 

@@ -20,10 +20,31 @@ def rss_mb(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / 1e6
 
 
+def children(pid: int) -> list[int]:
+    """Of all of its threads; none where it has ended."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        return [int(number) for task in tasks for number in (task / "children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def family_cpu_us(pid: int) -> float:
+    """Of a process and of all that descend from it."""
+    return cpu_us(pid) + sum(family_cpu_us(each) for each in children(pid))
+
+
+def running(program: str) -> int | None:
+    """The child of this process that is ``program``."""
+    for number in children(os.getpid()):
+        if Path(f"/proc/{number}/exe").resolve().name == program:
+            return number
+    return None
+
+
 def child(pid: int, word: str) -> int | None:
     """The child of ``pid`` that has ``word`` on its command line."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for number in (task / "children").read_text().split():
-            if word in Path(f"/proc/{number}/cmdline").read_bytes().decode(errors="replace").split("\0"):
-                return int(number)
+    for number in children(pid):
+        if word in Path(f"/proc/{number}/cmdline").read_bytes().decode(errors="replace").split("\0"):
+            return number
     return None

@@ -222,7 +222,7 @@ def _neighbours(model: str, found: dict[str, Any]) -> Table:
     title = f"{crowd}, on the real Triton: {model}"
     table = Table(title=title, title_justify="left")
     for column in ("way", "modest: first token p50, ms", "p99, ms", "its tokens/s", "all tokens/s", "of no warden's",
-                   "sidecar's CPU"):  # fmt: skip
+                   "sidecar's CPU", "Triton's"):  # fmt: skip
         table.add_column(column, justify="left" if column == "way" else "right")
     for name, row in found.items():
         table.add_row(
@@ -233,6 +233,7 @@ def _neighbours(model: str, found: dict[str, Any]) -> Table:
             f"{row['rate']:.0f}",
             "–" if name == neighbours.ALONE else f"{row['of_off']:.1%}",
             f"{row['cpu_percent']:.0f} %" if row["cpu_percent"] else "–",
+            f"{row['engine_cpu_percent']:.0f} %",
         )
     return table
 
