@@ -22,7 +22,7 @@ from audit.seal import KeyFault, load_root_key
 from audit.segments import JournalFault, Origin
 from policies.source import BundleSource, Pod
 from sidecar.core.governor import Governor, Mode, Ports
-from sidecar.core.model import Durability, Principal, Secret
+from sidecar.core.model import Durability, Principal, Quantity, Secret
 from sidecar.identity.denials import DenyBook
 from sidecar.identity.files import load_pepper
 from sidecar.identity.identify import CertificateRule, Identifier
@@ -33,6 +33,7 @@ from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
 from sidecar.quotas.leases import ROUND_S, Access, LeaseKeeper, Posture, connect
 from sidecar.quotas.local import LocalQuotas
+from sidecar.quotas.pool import Pool
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, location, restricted, tls
 from sidecar.runtime.digests import ModelDigests
@@ -124,16 +125,16 @@ def _listener_problems(settings: Settings, source: BundleSource | None, environm
 
 
 def named_problems(settings: Settings) -> list[str]:
-    """What `build` would refuse of what is named: the pepper, each issuer's keys, Redis's files. Asks no server."""
+    """What `build` would refuse of what is named: pepper, issuers' keys, Redis's files, tokenizers. Asks no server."""
     problems: list[str] = []
     looks: list[Callable[[], object]] = [partial(_ring, settings)]
-    looks.append(partial(_quotas, settings))
+    looks += [partial(_quotas, settings), partial(_counters, settings)]
     looks += [partial(_issuer, section) for section in settings.identity.issuers]
     for look in looks:
         try:
             look()
         except StartError as fault:
-            problems.append(str(fault))
+            problems += str(fault).splitlines()
     return problems
 
 
@@ -171,7 +172,10 @@ def build(settings: Settings) -> Rooms:
     certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
     identity = Identifier(TokenVerifier(issuers, book), ring, certificates, _bound(settings))
     models = ModelBook()
-    sequences = SequenceTable(Secret(secrets.token_bytes(32)), call_timeout=settings.bounds.call_timeout)
+    sequences = SequenceTable(
+        Secret(secrets.token_bytes(32)), call_timeout=settings.bounds.call_timeout,
+        pool=lambda: Pool(Quantity.CONCURRENCY, 0),
+    )  # fmt: skip
     isolation = Isolation(models, key, sequences)
     ports = Ports(identity, policies, TritonReader(isolation, _counters(settings)), quotas, recorder, instruments)
     governor = Governor(ports, mode=Mode(settings.mode))
@@ -225,11 +229,15 @@ def _restricted(settings: Settings) -> Restricted | None:
 
 def _counters(settings: Settings) -> dict[str, Counter]:
     found: dict[str, Counter] = {}
+    problems: list[str] = []
     for model, path in settings.triton.tokenizers.items():
         counter = load_counter(path)
         if isinstance(counter, str):
-            raise StartError(f"triton.tokenizers.{model}: {path} {counter}")
-        found[model] = counter
+            problems.append(f"triton.tokenizers.{model}: {path} {counter}")
+        else:
+            found[model] = counter
+    if problems:
+        raise StartError("\n".join(problems))
     return found
 
 

@@ -21,6 +21,7 @@ from sidecar.core.model import (
     ParameterValue,
     Principal,
     Secret,
+    Share,
     Undo,
     Verdict,
     replace,
@@ -123,7 +124,7 @@ class Isolation:
         sequence = _NO_SEQUENCE
         if facts.parameters.get(_SEQUENCE):
             assert model is not None  # else unlearnt
-            found = self._sequence(principal.tenant, facts, model, at)
+            found = self._sequence(principal.tenant, facts, model, verdict.limits.share, at)
             if isinstance(found, Denial):
                 return found
             sequence = found
@@ -163,7 +164,9 @@ class Isolation:
         self.book.doubt()
         return Denial(Reason.UPSTREAM_UNAVAILABLE, "what the model is isn't known yet", retry_after=1.0, rule="models")
 
-    def _sequence(self, tenant: str, facts: InferenceFacts, model: ModelFacts, at: Instant) -> _Sequence | Denial:
+    def _sequence(
+        self, tenant: str, facts: InferenceFacts, model: ModelFacts, share: Share, at: Instant
+    ) -> _Sequence | Denial:
         client = facts.parameters[_SEQUENCE]
         assert isinstance(client, int | str)
         kept = model.sequences
@@ -180,7 +183,7 @@ class Isolation:
             detail = f"parameter {_SEQUENCE}: must be {wanted} for this model"
             return Denial(Reason.REQUEST_MALFORMED, detail, rule=RULE, always=_kills(facts, model))
         start, end = (facts.parameters.get(name) is True for name in (_START, _END))
-        given = self.sequences.enter(tenant, model.name, kept, client, at.mono_ns, start=start)
+        given = self.sequences.enter(tenant, model.name, kept, client, at.mono_ns, start=start, share=share)
         if isinstance(given, Denial):
             return given
         if isinstance(given.id, int):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import Final, assert_never
+from typing import Final, Protocol, assert_never
 
-from sidecar.core.model import Denial, Secret
+from sidecar.core.model import Denial, Secret, Share
 from sidecar.core.reasons import Reason
 from sidecar.triton.knowledge import CorrelationId, Sequences
 
-__all__ = ["Given", "SequenceTable"]
+__all__ = ["Given", "SequenceTable", "SlotPool"]
 
 PER_TENANT: Final = 4_096  # sequences of one tenant alive at once
 TOTAL: Final = 65_536  # of all
@@ -26,6 +27,7 @@ _LATE_NS: Final = 60 * 10**9  # that a call's end may be late at Triton, where c
 RESTING_MAX: Final = 262_144  # of one model; a tenant has at most as many as are free, so half of them alone
 _SWEEP_NS: Final = 10**9  # between two looks through all of them, however often there is no room
 RULE: Final = "isolation.sequences"
+_NO_SHARE: Final = Share()
 _WIDE, _NARROW = 2**63 - 1, 2**31 - 1  # positive whether the model's type is signed or not
 
 
@@ -74,8 +76,32 @@ class _Narrow:
         return self.counts.get(tenant, 0) >= RESTING_MAX - len(self.resting)
 
 
+class Asked(Protocol):
+    """A pool's answer."""
+
+    @property
+    def ok(self) -> bool: ...
+
+
+class SlotPool(Protocol):
+    """``sidecar.quotas.pool.Pool``, as far as a model's sequence slots need it."""
+
+    capacity: int
+    held: dict[str, int]
+    total: int
+
+    def ask(self, tenant: str, units: int, share: Share, at_ns: int) -> Asked: ...
+
+    def take(self, tenant: str, units: int) -> None: ...
+
+
 _Place = tuple[str, str]  # tenant, model
 _Where = tuple[str, int | str]  # model, client's id
+
+
+def _running(entries: OrderedDict[int | str, _Entry], gone: int, most: int) -> int:
+    """Sequences that Triton still knows: the longest idle stand first. Counted up to ``most``."""
+    return sum(1 for _ in islice(takewhile(lambda each: each.until > gone, reversed(entries.values())), most))
 
 
 def _idle_ns(kept: Sequences) -> int:
@@ -86,11 +112,18 @@ class SequenceTable:
     """All live sequences of this sidecar. Times are monotonic ns. Safe from several threads; one short lock."""
 
     def __init__(
-        self, key: Secret, *, call_timeout: float = 0.0, per_tenant: int = PER_TENANT, total: int = TOTAL
+        self,
+        key: Secret,
+        *,
+        call_timeout: float = 0.0,
+        per_tenant: int = PER_TENANT,
+        total: int = TOTAL,
+        pool: Callable[[], SlotPool] | None = None,
     ) -> None:
         """``key``: 32 random bytes of this process, so that ids can't be guessed and differ from the last process's.
 
-        ``call_timeout``: the longest a call may take, in seconds.
+        ``call_timeout``: the longest a call may take, in seconds. ``pool`` makes one for a model's slots, which tenants
+        then share by their plans; without it the only rule is that none has more than half.
         """
         self._key = key.reveal()
         self._rests_ns = max(RESTS_NS, int(call_timeout * 1e9) + _LATE_NS)
@@ -102,6 +135,8 @@ class SequenceTable:
             str, OrderedDict[_Where, None]
         ] = {}  # by tenant: whose START or END failed, the oldest first
         self._narrow: dict[str, _Narrow] = {}
+        self._pool, self._pools = pool, dict[str, SlotPool]()
+        self._tenants: dict[str, set[str]] = {}  # by model: who has sequences there
         self._size = 0
         self._serial = 0
         self._swept_ns = 0  # when all were last looked through
@@ -110,7 +145,15 @@ class SequenceTable:
         return self._size
 
     def enter(
-        self, tenant: str, model: str, kept: Sequences, client: int | str, at_ns: int, *, start: bool
+        self,
+        tenant: str,
+        model: str,
+        kept: Sequences,
+        client: int | str,
+        at_ns: int,
+        *,
+        start: bool,
+        share: Share = _NO_SHARE,
     ) -> Given | Denial:
         """The id of a request's sequence. ``start`` begins it, or begins it anew where it is alive.
 
@@ -119,7 +162,7 @@ class SequenceTable:
         with self._lock:
             place = (tenant, model)
             entry = self._alive(place, client, at_ns)
-            crowding = self._crowding(place, client, kept, at_ns) if start else None
+            crowding = self._crowding(place, client, kept, share, at_ns) if start else None
             if isinstance(crowding, Denial):
                 return crowding
             begun = entry is None
@@ -132,6 +175,7 @@ class SequenceTable:
                     return found
                 entry = found
                 self._places.setdefault(place, OrderedDict())[client] = entry
+                self._tenants.setdefault(model, set()).add(tenant)
                 self._counts[tenant] = self._counts.get(tenant, 0) + 1
                 self._size += 1
             else:
@@ -203,33 +247,59 @@ class SequenceTable:
         entry = self._places[place].pop(client)
         if not self._places[place]:
             del self._places[place]
+            self._tenants[model].discard(tenant)
+            if not self._tenants[model]:
+                del self._tenants[model]
         self._size -= 1
         self._counts[tenant] -= 1
         if not self._counts[tenant]:
             del self._counts[tenant]
         return entry
 
-    def _crowding(self, place: _Place, client: int | str, kept: Sequences, at_ns: int) -> _Entry | Denial | None:
-        """Why one more of this tenant's would leave the others none of the model's slots: it has half of them.
+    def _crowding(
+        self, place: _Place, client: int | str, kept: Sequences, share: Share, at_ns: int
+    ) -> _Entry | Denial | None:
+        """Why one more of this tenant's would take from the others: it has half of the model's slots, or all are taken
+        and others are before it.
 
         Those that have said nothing for the model's idle time have none any more, though they are remembered longer.
         One whose first or last request failed may have one still. The new sequence is that one then, begun anew: so it
         takes no other.
         """
-        entries, share = self._places.get(place), kept.slots // 2
-        if not share or entries is None or len(entries) < share:
+        half, entries = kept.slots // 2, self._places.get(place, OrderedDict())
+        if not half:
             return None
         gone = at_ns + GRACE_NS  # for Triton: it knows of no grace
-        running = takewhile(lambda each: each[1].until > gone, reversed(entries.items()))
-        others = sum(1 for each in islice(running, share + 1) if each[0] != client)
-        if others < share:
+        own = entries.get(client)
+        has_one = own is not None and own.until > gone
+        if _running(entries, gone, half + 1) - has_one >= half:
+            text = f"{half} sequences at once, half of those that the model runs"
+        elif has_one or self._let_in(place, kept.slots, share, at_ns):
             return None
+        else:
+            text = "the model runs as many sequences as it can"
         tenant, model = place
         spare = next((name for where, name in self._failed.get(tenant, ()) if where == model), None)
         if spare is not None and client not in entries:
             return _Entry(self._remove(place, spare).id, self._next(), 0, known=True)
-        text = f"{share} sequences at once, half of those that the model runs"
         return Denial(Reason.CONCURRENCY, text, 1.0, rule=RULE)
+
+    def _let_in(self, place: _Place, slots: int, share: Share, at_ns: int) -> bool:
+        """Whether the tenant may take one slot more, by its plan's share and whoever was refused before it."""
+        tenant, model = place
+        if self._pool is None:
+            return True
+        pool = self._pools.get(model)
+        if pool is None:
+            pool = self._pools[model] = self._pool()
+        gone = at_ns + GRACE_NS
+        counts = ((each, _running(self._places[each, model], gone, slots)) for each in self._tenants.get(model, ()))
+        pool.capacity, pool.held = slots, {each: count for each, count in counts if count}
+        pool.total = sum(pool.held.values())
+        if not pool.ask(tenant, 1, share, at_ns).ok:
+            return False
+        pool.take(tenant, 1)  # its claim, if it had one, is met
+        return True
 
     def _begin(self, place: _Place, ids: CorrelationId, at_ns: int) -> _Entry | Denial:
         tenant, _ = place

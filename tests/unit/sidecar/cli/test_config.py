@@ -78,3 +78,14 @@ def test_a_file_that_is_not_there_has_no_line(tmp_path: Path) -> None:
     path = tmp_path / "absent.yaml"
     assert run(str(path)) == (1, "", f"warden: 1 problem(s)\n{path}: no such file\n")
     assert json.loads(run(str(path), "--json")[1])["problems"] == [f"{path}: no such file"]
+
+
+def test_a_tokenizer_that_cannot_be_believed_is_told_as_serve_would_refuse_it(tmp_path: Path) -> None:
+    one_word = '{"model": {"type": "WordLevel", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]"}}'
+    (tmp_path / "lying.json").write_text(one_word)
+    whole: dict[str, Any] = document(tmp_path)
+    whole.setdefault("triton", {})["tokenizers"] = {"chat": "lying.json", "rag": "absent.json"}
+    code, _, err = run(str(write(tmp_path, **whole)))
+    assert (code, err.splitlines()[0]) == (1, "warden: 2 problem(s)")
+    assert f"triton.tokenizers.chat: {tmp_path / 'lying.json'} counts 1 tokens for 2880 bytes" in err
+    assert f"triton.tokenizers.rag: {tmp_path / 'absent.json'} cannot be read" in err

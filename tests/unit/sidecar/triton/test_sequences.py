@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.core.model import Denial, Secret
+from sidecar.core.model import Denial, Quantity, Secret, Share
 from sidecar.core.reasons import Reason
+from sidecar.quotas.pool import Pool
 from sidecar.triton import sequences as module
 from sidecar.triton.knowledge import CorrelationId, Sequences
 from sidecar.triton.sequences import GRACE_NS, RESTS_NS, Given, SequenceTable
@@ -206,6 +207,64 @@ def test_one_tenant_has_at_most_half_of_a_models_slots(kept: Sequences) -> None:
     made.leave("acme", "m", 1, again.epoch, 0)
     made.leave("acme", "m", 2, 0, 0)  # another's epoch
     assert isinstance(enter(made, 4, kept=kept, start=True), Denial)
+
+
+def pooled() -> SequenceTable:
+    return SequenceTable(KEY, pool=lambda: Pool(Quantity.CONCURRENCY, 0))
+
+
+def test_two_tenants_with_all_slots_let_a_third_in_first() -> None:
+    """Half each is all there is. Whoever of them ends one can't begin another before the third has its own."""
+    made, kept = pooled(), replace(WIDE, slots=4)
+    for tenant in ("acme", "birch"):
+        for client in (1, 2):
+            begun(made, client, tenant=tenant, kept=kept)
+    refused = enter(made, 1, tenant="cobalt", kept=kept, start=True)
+    assert isinstance(refused, Denial)
+    assert (refused.reason, refused.detail) == (Reason.CONCURRENCY, "the model runs as many sequences as it can")
+    again = begun(made, 1, kept=kept)  # one's own, begun anew, takes none more
+    made.leave("acme", "m", 1, again.epoch, 0)
+    assert isinstance(enter(made, 3, kept=kept, at=1, start=True), Denial)
+    begun(made, 1, tenant="cobalt", kept=kept, at=2)
+    assert isinstance(enter(made, 3, kept=kept, at=3, start=True), Denial)
+
+
+def test_the_tenant_within_its_guarantee_comes_before_those_beyond_theirs() -> None:
+    made, kept = pooled(), replace(WIDE, slots=4)
+    first = begun(made, 1, kept=kept)
+    for tenant, client in (("acme", 2), ("birch", 1), ("birch", 2)):
+        begun(made, client, tenant=tenant, kept=kept)
+    for tenant, share in (("cobalt", Share(0, 1000)), ("dove", Share(250, 1000))):
+        assert isinstance(made.enter(tenant, "m", kept, 1, 1, start=True, share=share), Denial)
+    made.leave("acme", "m", 1, first.epoch, 2)
+    assert isinstance(made.enter("cobalt", "m", kept, 1, 3, start=True, share=Share(0, 1000)), Denial)
+    assert isinstance(made.enter("dove", "m", kept, 1, 4, start=True, share=Share(250, 1000)), Given)
+
+
+def test_what_others_leave_idle_may_be_borrowed_up_to_ones_burst() -> None:
+    made, kept = pooled(), replace(WIDE, slots=8)
+    for client in (1, 2):
+        assert isinstance(made.enter("acme", "m", kept, client, 0, start=True, share=Share(0, 250)), Given)
+    assert isinstance(made.enter("acme", "m", kept, 3, 0, start=True, share=Share(0, 250)), Denial)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["acme", "birch", "cobalt", "dove"]), st.integers(1, 5), st.booleans()), max_size=60
+    )
+)
+def test_no_more_sequences_run_than_the_model_has_slots(steps: list[tuple[str, int, bool]]) -> None:
+    """Invariant: those begun and not ended are never more than the slots, and no tenant's more than half of them."""
+    made, kept, alive_now = pooled(), replace(WIDE, slots=6), dict[tuple[str, int], int]()
+    for now, (tenant, client, starts) in enumerate(steps):
+        if starts:
+            found = enter(made, client, tenant=tenant, kept=kept, at=now, start=True)
+            if isinstance(found, Given):
+                alive_now[tenant, client] = found.epoch
+        elif (tenant, client) in alive_now:
+            made.leave(tenant, "m", client, alive_now.pop((tenant, client)), now)
+        assert len(alive_now) == len(made) <= 6
+        assert all(sum(1 for whose, _ in alive_now if whose == each) <= 3 for each in ("acme", "birch", "cobalt"))
 
 
 def test_a_sequence_that_triton_has_given_up_has_no_slot_any_more() -> None:
