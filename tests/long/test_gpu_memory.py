@@ -36,7 +36,7 @@ def test_ten_thousand_cancels(
     bundle = write_crowd_bundle(tmp_path / "bundle", model, limits)
     with serving(tmp_path, wire, counting, otlp, postgres, bundle) as sidecar:
         crowd = Crowd(
-            sidecar.grpc, sidecar.headers(), joining(1000, 20), workers=STREAMS, cancels=CANCELS, longest_s=1.0
+            sidecar.grpc, sidecar.headers(), joining(1000, 20), workers=STREAMS // 2, cancels=CANCELS, longest_s=2.0
         )
         began = time.monotonic()
         crowd.run()
@@ -47,6 +47,7 @@ def test_ten_thousand_cancels(
         f"\n{wire}: {crowd.cancelled} cancels in {took:.0f} s, {ended:.0f} of them at the model; "
         f"at most {peak:.0f} at work there, limit {SLOTS}; {dict(crowd.ended)}"
     )
+    assert ended > CANCELS / 10, "the machine is too busy: most clients left before they were let in"
     assert peak == SLOTS
 
 
