@@ -138,7 +138,7 @@ class Crowd:
                 how = fault.code().name
             self.ended[how] += 1
             if how not in ("answered", "cancelled"):
-                await asyncio.sleep(0.2)  # refused, or nobody there: asked again soon, as a careless client does
+                await asyncio.sleep(1.0)  # refused, or nobody there: asked again soon, as a careless client does
 
     async def _one(self, call: Any) -> str:
         await call.write(self.message)
