@@ -24,6 +24,8 @@ class Budget:
     def configure(self, per_minute: int, at_ns: int) -> None:
         """Take on a new limit; what is owed stays owed."""
         self._flow(at_ns)
+        if not self.owed:  # also before the clock's zero: what was used before a restart is booked when it was
+            self.at_ns = at_ns
         self.per_minute = per_minute
 
     def _flow(self, at_ns: int) -> None:

@@ -24,6 +24,8 @@ class Gcra:
         interval = -int(-1e9 // rate.rate) if rate.rate > 0 else 0
         if interval == self.interval_ns and rate.burst == self.burst:
             return
+        if not self.interval_ns:
+            self.due_ns = at_ns  # nothing is owed yet, also before the clock's zero
         owed = max(0, self.due_ns - at_ns)
         if self.interval_ns and interval:
             self.due_ns = at_ns + -(-owed * interval // self.interval_ns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from audit.recovery import PastCall
@@ -83,6 +83,7 @@ def lived(calls: list[tuple[int, str, int, int, int, bool]], crash_ns: int) -> t
     return quotas, past
 
 
+@example([(0, "acme", 0, 0, 0, False), (875_000_000, "acme", 0, 0, 1_000_000, False)], 4_877_000_000, 3 * SECOND)
 @given(CALLS, st.integers(0, 60 * SECOND), st.integers(0, 3 * SECOND))
 def test_after_a_crash_everybody_has_what_they_had(
     calls: list[tuple[int, str, int, int, int, bool]], crash_ns: int, down_ns: int
