@@ -128,6 +128,7 @@ class Recorded:
     def without_content(self) -> Recorded:
         """A copy for the ending's entry alone: it holds neither the request nor anything read from it."""
         kept, admission = copy.copy(self), self.admission
+        kept.watch = kept.holdback = None  # they hold the end of the output
         call = replace(admission.call, message=b"")
         kept.admission = replace(admission, call=call, facts=NO_FACTS, forward=Forward(b""))
         return kept

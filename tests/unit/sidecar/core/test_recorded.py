@@ -6,9 +6,11 @@ import hashlib
 
 import pytest
 
+from policies.document import GuardDoc
+from policies.guards import compile_guards
 from sidecar.core.model import ResponseFacts
 from sidecar.core.recorded import OUTPUT_LAG_BYTES, Output
-from tests.support.core import AT, Stage, later
+from tests.support.core import AT, FakePorts, Stage, later
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,12 @@ def test_times_are_counted_from_the_calls_arrival() -> None:
     usage = recorded.usage(later(12))
     assert (usage.first_response_ns, usage.duration_ns) == (3_000_000, 12_000_000)
     assert (usage.responses, usage.response_bytes, usage.request_bytes, usage.model_version) == (2, 20, 7, "2")
+
+
+def test_what_an_ending_keeps_holds_nothing_of_the_output() -> None:
+    guards = compile_guards([GuardDoc.model_validate({"id": "w", "on": "output", "patterns": ["x"], "then": "deny"})])
+    recorded = Stage(FakePorts(guards=guards)).open()
+    assert recorded.holdback is not None
+    kept = recorded.without_content()
+    assert (kept.watch, kept.holdback) == (None, None)
+    assert recorded.watch is not None, "the call itself goes on"
