@@ -30,6 +30,7 @@ LIMITED: Final[dict[str, dict[str, Any]]] = {
     "few-tokens": {"tokens": {"per_minute": 100}},
     "one-slot": {"concurrency": 1},
     "one-slot-in-line": {"concurrency": 1, "on_limit": "queue 10s"},
+    "twenty-at-once": {"requests": {"rate": "6/m", "burst": 20}},
     "many-tokens": {"tokens": {"per_minute": 3000}},
     "six-slots": {"concurrency": 6},
     "hundred-a-second": {"requests": {"rate": "100/s", "burst": 20}},
