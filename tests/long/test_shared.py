@@ -16,7 +16,7 @@ from tests.support.shared import BURST, LEASES, PODS, RATE, drive, pods, share, 
 from tests.support.sidecar import Launch
 from tests.support.stack import Triton, eventually
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 SECONDS = 30.0
 ILL = (10.0, 20.0)  # seconds
 
@@ -38,7 +38,8 @@ def test_thirty_seconds_over_the_limit_of_three_sidecars(
                     f"ill {seen.between(*ILL) / 10:.1f}/s, the second after {seen.between(ILL[1], ILL[1] + 1)}); "
                     f"most above rate x window + burst: {worst:.1f} (bound {LEASES:.0f}); p99 of all answers before "
                     f"{seen.p99_ms(0, ILL[0]):.1f} ms, while ill {seen.p99_ms(*ILL):.1f} ms, "
-                    f"after {seen.p99_ms(ILL[1], SECONDS):.1f} ms"
+                    f"after {seen.p99_ms(ILL[1], SECONDS):.1f} ms",
+                    flush=True,
                 )
                 assert not seen.other
                 assert worst <= LEASES
