@@ -1,4 +1,4 @@
-"""Waiting with a bound: a timer is set only once there is something to wait for, which mostly there is not."""
+"""Waiting with a bound, with a timer only where there is something to wait for; and for what was cancelled to end."""
 
 from __future__ import annotations
 
@@ -45,3 +45,24 @@ class _Begun(Generator[Any, Any, T]):
 
     def close(self) -> None:
         self._work.close()
+
+
+async def ended(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel ``tasks`` and wait for the last of them, also where we are cancelled (again) meanwhile.
+
+    Each is cancelled once: a second time would cut short its own way out, or let it outlive who waits for it.
+    """
+    for task in tasks:
+        if not task.cancelling():
+            task.cancel()
+    interrupted = False
+    while left := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(left)
+        except asyncio.CancelledError:
+            interrupted = True
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # seen: what it means was decided where its result was read
+    if interrupted:
+        raise asyncio.CancelledError

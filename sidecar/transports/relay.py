@@ -18,6 +18,7 @@ from sidecar.transports.grpc_frames import UnsupportedEncoding
 from sidecar.transports.holding import Holding
 from sidecar.transports.ordering import Place
 from sidecar.transports.outbox import ClientGone, Outbox, Send
+from sidecar.transports.promptly import ended
 from sidecar.transports.sequences import Seat, Sequences
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
 from sidecar.triton.peek import EMPTY_FINAL_SUFFIX, peek_model
@@ -122,7 +123,7 @@ class StreamRelay:
         """Cancel all calls under way, and ``others``, and wait until every one of them has ended."""
         calls = dict(self._calls)
         try:
-            await _ended(*others, *calls)
+            await ended(*others, *calls)
         finally:
             for exchange in calls.values():
                 if exchange.unsettled:  # its task was cancelled before its first step, so no code of it ever ran
@@ -408,24 +409,3 @@ class StreamRelay:
         if full is not None:
             self._outbox.fail(full)
         return full
-
-
-async def _ended(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel ``tasks`` and wait for the last of them, also where we are cancelled (again) meanwhile.
-
-    Each is cancelled once: a second time would cut short its own way out, or let it outlive who waits for it.
-    """
-    for task in tasks:
-        if not task.cancelling():
-            task.cancel()
-    interrupted = False
-    while left := [task for task in tasks if not task.done()]:
-        try:
-            await asyncio.wait(left)
-        except asyncio.CancelledError:
-            interrupted = True
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # seen: what it means was decided where its result was read
-    if interrupted:
-        raise asyncio.CancelledError
