@@ -31,6 +31,7 @@ class Database:
             store.check_jurisdiction(connection, self._parts.jurisdiction)
             store.ensure_partitions(connection, store.days_ahead(self._parts.now().date()))
             tree = storing.tree_of(connection, book.log)
+            storing.heard(connection, book.log, closed=False)
         self.status.database_up = True
         self._today = self._parts.now().date()
         self._catch_up(tree)
@@ -47,6 +48,8 @@ class Database:
         ours = book.tree_at(tree.size)
         if ours is not None and ours != tree:
             raise ForkError(f"the first {tree.size} records of {book.log} in the database are not those made here")
+        if ours is None and book.splits(tree.size):
+            raise ForkError(f"the database shows {tree.size} records of {book.log}, which it was never given to hold")
         try:
             batches = book.since(tree.size)
         except LookupError:

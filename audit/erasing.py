@@ -18,14 +18,22 @@ from audit.opening import Opener, key_row
 from audit.rows import officer_row
 from audit.store import record_event
 from audit.storing import lock_keys, name_of, wrap_name
-from audit.tables import audit_calls, audit_terms, data_keys, erasures, legal_holds
+from audit.tables import (
+    audit_calls,
+    audit_terms,
+    data_keys,
+    erasures,
+    journal_cursors,
+    legal_holds,
+)
 from audit.vault import KeyRow, open_subject, unwrap
 
 __all__ = [
     "Erasure", "ErasureError", "HeldError", "Hold", "Officer", "confirm", "destroy_keys", "erasure", "finish", "holds",
-    "place_hold", "release_hold", "request", "retire",
+    "place_hold", "release_hold", "request", "retire", "unheard",
 ]  # fmt: skip
 
+WAIT: Final = timedelta(days=30)  # for a sidecar that was not heard of; GDPR 12(3) gives a month
 _KEY_COLUMNS: Final = (
     data_keys.c.id, data_keys.c.tenant, data_keys.c.days, data_keys.c.day, data_keys.c.version, data_keys.c.wrapped,
     data_keys.c.subject_sealed, data_keys.c.subject_mac,
@@ -192,12 +200,9 @@ def _erase(
     lock_keys(connection, [tenant], alone=True)
     ids = opener.keys_of(connection, tenant, subject)
     records = connection.scalar(sa.select(sa.func.count()).where(audit_calls.c.data_key.in_(ids))) or 0
-    destroy_keys(connection, opener.provider, tenant=tenant, ids=ids, at=officer.at, by=erasure_id)
-    connection.execute(
-        sa.update(erasures)
-        .where(erasures.c.id == erasure_id)
-        .values(erased_at=officer.at, keys=len(ids), records=records, pending_until=officer.at + copies)
-    )
+    new = destroy_keys(connection, opener.provider, tenant=tenant, ids=ids, at=officer.at, by=erasure_id)
+    done = {"erased_at": officer.at, "keys": len(ids), "records": records, "pending_until": officer.at + copies}
+    connection.execute(sa.update(erasures).where(erasures.c.id == erasure_id).values(renewed=new, **done))
     told = {"erasure": erasure_id, "tenant": tenant, "keys": len(ids), "records": records}
     _record(connection, officer, "subject_erased", told)
 
@@ -207,13 +212,15 @@ def finish(
 ) -> list[Erasure]:
     """Destroy the master keys that nothing in force is wrapped under, and close the erasures whose time has come.
 
-    First the database, then the keys: where this breaks off between, it is done again.
+    An erasure waits for the sidecars that were not heard of since: what they hold, sealed under the old key and not yet
+    stored, would be lost with it, and of the erased subject they may hold something too. First the database, then the
+    keys: where this breaks off between, it is done again.
     """
     c = erasures.c
-    query = sa.select(c.id, c.tenant).where(c.done_at.is_(None), c.pending_until <= officer.at)
+    query = sa.select(c.id, c.tenant, c.erased_at).where(c.done_at.is_(None), c.pending_until <= officer.at)
     if tenant is not None:
         query = query.where(c.tenant == tenant)
-    due = connection.execute(query).all()
+    due = [row for row in connection.execute(query).all() if not unheard(connection, row.erased_at, officer.at)]
     for name in sorted({row.tenant for row in due}):
         retire(connection, provider, name)
     for row in due:
@@ -223,13 +230,30 @@ def finish(
     return [erasure(connection, row.id) for row in due]
 
 
+def unheard(connection: sa.Connection, since: datetime, at: datetime) -> list[str]:
+    """Logs that were at work within WAIT before ``since``, have not ended, and were not heard of after it.
+
+    Nobody waits for them longer than WAIT: a sidecar that is lost must not keep a subject from being erased.
+    """
+    if at - since > WAIT:
+        return []
+    c = journal_cursors.c
+    seen = sa.func.max(c.updated_at)
+    open_still = sa.func.bool_or(c.closed_at.is_(None))
+    query = sa.select(c.log).group_by(c.log).having(seen <= since, seen > since - WAIT, open_still)
+    return list(connection.scalars(query.order_by(c.log)))
+
+
 # --- keys ---------------------------------------------------------------------------------------------------------
 
 
 def destroy_keys(
     connection: sa.Connection, provider: KeyProvider, *, tenant: str, ids: Collection[str], at: datetime, by: str
-) -> None:
-    """Destroy these data keys and wrap all others of the tenant under a new master key. The caller holds the lock."""
+) -> int:
+    """Destroy these data keys and wrap all others of the tenant under a new master key; its version.
+
+    The caller holds the lock.
+    """
     new = provider.rotate(tenant)
     gone = set(ids)
     c = data_keys.c
@@ -249,6 +273,7 @@ def destroy_keys(
                 version, wrapped = wrap_name(provider, tenant, row.id, name)
                 moved = sa.update(table).where(table.c.id == row.id)
                 connection.execute(moved.values(version=version, subject_wrapped=wrapped))
+    return new
 
 
 def _wrap_anew(connection: sa.Connection, provider: KeyProvider, row: KeyRow, version: int) -> None:

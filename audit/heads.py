@@ -25,6 +25,7 @@ class Heads:
         self._parts, self._bounds, self.status, self._trouble = parts, bounds, status, trouble
         self._signed_at = self._pruned_at = self._sign_from = self._fleet_at = float("-inf")
         self._published = -1  # size of the last head that is stored
+        self.settled = False  # the fleet's log was looked at since the start, and nothing was to be told
 
     def begin(self) -> None:
         """The database may not have the last head."""
@@ -70,8 +71,11 @@ class Heads:
         try:
             with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
                 note = fleet.turn(connection, self._parts.now(), closing)
+                for log in closing:
+                    storing.heard(connection, log, closed=True)
             if note is not None:
                 fleet.published(note)
+            self.settled = note is None
         except (ForkError, storing.ForeignTreeError) as fault:
             self.status.tampered = True
             self._trouble(fault)

@@ -161,6 +161,11 @@ class LogBook:
         """The tree of the first ``size`` leaves, where a batch that is kept begins or ends there."""
         return self._at(size)
 
+    def splits(self, size: int) -> bool:
+        """Whether ``size`` lies within a batch that is kept: one transaction stored it, so no database stops there."""
+        before = [first for first in self._files.at_or_after(0) if first < size]
+        return bool(before) and self.batch(before[-1]).end > size
+
     def batch(self, first: int) -> Batch:
         try:
             return decode_batch(self._files.read(first))

@@ -206,8 +206,9 @@ class Shipper:
             return stopping or at - pending.since >= seconds
         if self._flight is not None:
             return False
-        moved = self._read > self._cursor.done
-        return moved and self._place is not None and (stopping or at - self._stored_at >= self._bounds.cursor)
+        moved = self._read > self._cursor.done and self._place is not None
+        since = at - self._stored_at
+        return (moved and (stopping or since >= self._bounds.cursor)) or since >= self._bounds.heard
 
     def _measure(self) -> None:
         self._measured_at = self._parts.monotonic()

@@ -74,6 +74,7 @@ class Bounds:
     read: int = 1000  # entries read at once
     idle: float = 0.02  # seconds to wait at the journal's end
     cursor: float = 1.0  # seconds after which a cursor that moved is stored, rows or none
+    heard: float = 600.0  # seconds after which one is stored all the same: so is told that nothing waits here
     measure: float = 0.2  # seconds between looks at what waits
     checkpoint: float = 1.0  # seconds between two signed heads while the log grows
     fleet: float = 5.0  # seconds between two looks at the fleet's log

@@ -33,8 +33,8 @@ from audit.tables import (
 from audit.vault import KeyRow, open_subject, unwrap
 
 __all__ = [
-    "NO_CURSOR", "BehindError", "FencedError", "ForeignTreeError", "RejectedError", "commit", "cursor_of", "publish",
-    "substitute_id", "tree_of",
+    "NO_CURSOR", "BehindError", "FencedError", "ForeignTreeError", "RejectedError", "commit", "cursor_of", "heard",
+    "publish", "substitute_id", "tree_of",
 ]  # fmt: skip
 
 NO_CURSOR: Final = Cursor(0, -1)
@@ -141,6 +141,13 @@ def _advance(connection: sa.Connection, batch: Batch) -> None:
     )
 
 
+def heard(connection: sa.Connection, log: str, *, closed: bool) -> None:
+    """That this log's sidecar is at work, or ended with everything stored: an erasure waits for what it may hold."""
+    now = sa.func.now()
+    marked = sa.update(journal_cursors).where(journal_cursors.c.log == log)
+    connection.execute(marked.values(updated_at=now, closed_at=now if closed else None))
+
+
 def publish(connection: sa.Connection, log: str, size: int, note: str, at: datetime) -> None:
     """Store a signed head. The same one again changes nothing."""
     values = {"log": log, "size": size, "note": note, "signed_at": at}
@@ -189,7 +196,11 @@ def _late(connection: sa.Connection, row: KeyRow, provider: KeyProvider) -> KeyR
         return gone
     name = open_subject(secret, row)
     c = erasures.c
-    pending = sa.select(erasures).where(c.tenant == row.tenant, c.erased_at.is_not(None), c.done_at.is_(None))
+    pending = sa.select(erasures).where(
+        c.tenant == row.tenant, c.erased_at.is_not(None), c.done_at.is_(None),
+        # What was made under the key of after the erasure is of after it, whoever it is of.
+        sa.or_(c.renewed.is_(None), c.renewed > row.version),
+    )  # fmt: skip
     erased = {name_of(provider, each) for each in connection.execute(pending)}
     if name and name.decode("utf-8", "surrogatepass") in erased:
         return gone

@@ -144,6 +144,7 @@ journal_cursors: Final = sa.Table(
     sa.Column("needed", sa.BigInteger, nullable=False),  # read again from here after a restart
     sa.Column("done", sa.BigInteger, nullable=False),  # everything that ended up to here is stored
     sa.Column("updated_at", _when, nullable=False, server_default=sa.func.now()),
+    sa.Column("closed_at", _when),  # its sidecar ended well, with everything stored
 )
 
 audit_logs: Final = sa.Table(  # each log's tree as it is stored: its size and frontier (audit.merkle)
@@ -237,6 +238,7 @@ erasures: Final = sa.Table(
     sa.Column("keys", sa.BigInteger, nullable=False, server_default="0"),  # destroyed
     sa.Column("records", sa.BigInteger, nullable=False, server_default="0"),  # that no longer open
     sa.Column("pending_until", _when),  # copies outside the database are gone by then
+    sa.Column("renewed", sa.Integer),  # the master key's version since: what is of an older one is from before
     sa.Column("done_at", _when),
 )
 

@@ -15,11 +15,12 @@ from audit.opening import Opener
 from audit.secretfile import KeyFault
 from sidecar.cli.common import Exit, fail
 from sidecar.cli.desk import load_settings
+from sidecar.core.model import Secret
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.settings import Settings
-from sidecar.runtime.shipping import keys_of
+from sidecar.runtime.shipping import content_root, keys_of
 
-__all__ = ["Database", "database", "opener_of"]
+__all__ = ["Database", "database", "opener_of", "root_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +67,11 @@ def words(fault: sa.exc.SQLAlchemyError) -> str:
 def opener_of(settings: Settings) -> Opener:
     """Opens what was sealed, as far as the tenants' master keys are here."""
     return Opener(keys_of(settings))
+
+
+def root_of(settings: Settings) -> Secret:
+    """The jurisdiction's root key, which the logs' keys follow from."""
+    root = content_root(settings)
+    if isinstance(root, KeyFault):
+        fail(Exit.USAGE, root.detail)
+    return root

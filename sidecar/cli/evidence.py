@@ -15,21 +15,18 @@ from audit.evidence import Fault
 from audit.export import Trust, export
 from audit.fleet import FLEET, read_notes
 from audit.logbook import log_signer, origin_of
-from audit.seal import KeyFault
 from audit.search import Filter, SearchError
 from audit.tlog import Signer, Verifier, parse_verifier
 from audit.verify import Options, Report, verify
 from audit.verify_export import verify_export
 from sidecar.cli.audit import ReasonOption, RevealOption, asker_of, moment
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
-from sidecar.cli.database import Database, database, opener_of
+from sidecar.cli.database import Database, database, opener_of, root_of
 from sidecar.cli.desk import load_settings
 from sidecar.cli.keeping import app
 from sidecar.cli.records import harmless
 from sidecar.core.model import Secret
 from sidecar.runtime.clock import now
-from sidecar.runtime.settings import Settings
-from sidecar.runtime.shipping import content_root
 
 __all__ = ["app"]
 
@@ -73,7 +70,7 @@ def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
         data_class=data_class, rule=rule, region=region, call=call,
     )  # fmt: skip
     with database(config, application="warden-export") as opened:
-        trust = Trust(_verifier(_root(opened.settings), opened.jurisdiction), _fleet_signer(opened))
+        trust = Trust(_verifier(root_of(opened.settings), opened.jurisdiction), _fleet_signer(opened))
         asker = asker_of(at, reason, reveal=reveal)
         try:
             done = export(opened.engine, asked, asker, opener_of(opened.settings), opened.jurisdiction, out, trust)
@@ -88,14 +85,7 @@ def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
 
 
 def _fleet_signer(opened: Database) -> Signer:
-    return log_signer(_root(opened.settings), origin_of(opened.jurisdiction, FLEET))
-
-
-def _root(settings: Settings) -> Secret:
-    root = content_root(settings)
-    if isinstance(root, KeyFault):
-        fail(Exit.USAGE, root.detail)
-    return root
+    return log_signer(root_of(opened.settings), origin_of(opened.jurisdiction, FLEET))
 
 
 @app.command(name="verify")
@@ -117,7 +107,7 @@ def verify_command(
     if directory is not None:
         _end(_verify_directory(directory, config, keys), as_json=as_json)
     with database(config, application="warden-verify") as opened:
-        settings, root = opened.settings, _root(opened.settings)
+        settings, root = opened.settings, root_of(opened.settings)
         section = settings.audit.anchor
         path = anchor or (section.file if section is not None else None)
         try:
@@ -143,7 +133,7 @@ def _verify_directory(directory: Path, config: Path, keys: Path | None) -> Repor
             trust = {found.name.rpartition("/")[2]: found for found in known}
             return verify_export(directory, lambda log: trust.get(log, Verifier("nobody", bytes(32))))
         settings = load_settings(config)
-        return verify_export(directory, _verifier(_root(settings), settings.audit.database.jurisdiction))
+        return verify_export(directory, _verifier(root_of(settings), settings.audit.database.jurisdiction))
     except OSError as fault:
         fail(Exit.USAGE, f"{fault.filename or directory}: {fault.strerror}")
     except (ValueError, KeyError, TypeError) as fault:

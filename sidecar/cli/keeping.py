@@ -9,20 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated
 
 import sqlalchemy as sa
 import typer
 
 from audit import erasing, store
+from audit.certificate import certificate, read_certificate
 from audit.erasing import Erasure, ErasureError, HeldError, Officer
+from audit.fleet import FLEET
+from audit.logbook import log_signer, origin_of
 from audit.opening import Opener
 from audit.retain import retain as run_retention
+from audit.tlog import NoteError, Verifier, parse_verifier
 from policies.bundle import load as load_bundle
 from sidecar.cli.audit import app
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
-from sidecar.cli.database import Database, database, opener_of
-from sidecar.cli.desk import operator
+from sidecar.cli.database import Database, database, opener_of, root_of
+from sidecar.cli.desk import load_settings, operator
 from sidecar.cli.records import harmless
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
@@ -108,6 +113,7 @@ def erase(
     reason: Annotated[str, typer.Option(help="Why; kept with your name.")] = "",
     confirm: Annotated[str | None, typer.Option(help="ID: confirm what another person asked for.")] = None,
     show: Annotated[str | None, typer.Option(help="ID: the certificate of an erasure.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the certificate, signed, to FILE.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     *,
     as_json: JsonOption = False,
@@ -137,7 +143,48 @@ def erase(
                 desk.connection, desk.opener, desk.officer, erasure_id=secrets.token_hex(16), tenant=tenant,
                 subject=subject, two_people=_two_people(desk.opened, tenant), copies=_copies(desk.opened),
             )  # fmt: skip
-    _certificate(found, as_json=as_json)
+    _certificate(desk.opened, found, as_json=as_json, out=out)
+
+
+@app.command(name="certificate")
+def check_certificate(
+    file: Annotated[Path, typer.Argument(help="A certificate, as `erase -o FILE` wrote it.")],
+    config: ConfigOption = DEFAULT_CONFIG,
+    *,
+    keys: Annotated[Path | None, typer.Option(help="Verifier keys, one a line, instead of a configuration.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check a certificate's signature, offline, and print what it certifies; exit 1 where it is not signed so.
+
+    Its `state` is of when it was signed: `pending` says until when copies may still be read.
+    """
+    try:
+        note = file.read_text(encoding="utf-8")
+        found = read_certificate(note, *_trusted(config, keys))
+    except (OSError, UnicodeDecodeError) as fault:
+        fail(Exit.USAGE, f"{file}: {fault}")
+    except NoteError as fault:
+        fail(Exit.NO, f"{file}: {fault}")
+    if as_json:
+        emit({"ok": True, **found})
+        return
+    for name, value in found.items():
+        typer.echo(f"{name.replace('_', ' '):14} {harmless(value)}")
+
+
+def _trusted(config: Path, keys: Path | None) -> tuple[str, Verifier]:
+    """The jurisdiction, and the key of its fleet's log. Raises OSError and NoteError."""
+    if keys is None:
+        settings = load_settings(config)
+        jurisdiction = settings.audit.database.jurisdiction
+        return jurisdiction, log_signer(root_of(settings), origin_of(jurisdiction, FLEET)).verifier
+    for line in keys.read_text(encoding="utf-8").splitlines():
+        if line.strip():
+            found = parse_verifier(line)
+            _, jurisdiction, log = [*found.name.split("/"), "", ""][:3]
+            if log == FLEET:
+                return jurisdiction, found
+    raise NoteError(f"{keys} has no key of a fleet's log")
 
 
 @app.command()
@@ -176,9 +223,15 @@ def _two_people(opened: Database, tenant: str) -> bool:
     return found is not None and found.audit.two_people
 
 
-def _certificate(found: Erasure, *, as_json: bool) -> None:
+def _certificate(opened: Database, found: Erasure, *, as_json: bool, out: Path | None) -> None:
+    note = certificate(found, opened.jurisdiction, root_of(opened.settings))
+    if out is not None:
+        try:
+            out.write_text(note, encoding="utf-8")
+        except OSError as fault:
+            fail(Exit.DEPENDENCY, f"{out}: {fault.strerror}; `erase --show {found.id} -o FILE` writes it again")
     if as_json:
-        emit(found.shape())
+        emit({**found.shape(), "note": note})
         return
     for name, value in found.shape().items():
         typer.echo(f"{name.replace('_', ' '):14} {harmless(value)}")

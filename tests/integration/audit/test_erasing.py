@@ -15,12 +15,14 @@ from typer.testing import CliRunner
 
 from audit import erasing, store
 from audit.erasing import Erasure, ErasureError, HeldError, Officer
+from audit.logbook import log_signer, origin_of
 from audit.opening import Opener
 from audit.vault import commitment, lookup
 from sidecar.cli.keeping import app
+from sidecar.core.model import Secret
 from tests.integration.audit.test_verify import check
 from tests.support.postgres import Server, query
-from tests.support.store import FakeJournal, Shipping, completed, keys_in, wait_until
+from tests.support.store import ROOT, FakeJournal, Shipping, completed, keys_in, wait_until
 
 _ids = (f"act-{n}" for n in itertools.count())
 AT = datetime.now(UTC)
@@ -181,6 +183,69 @@ def test_the_next_call_of_the_erased_is_recorded_anew(desk: Desk) -> None:
     assert (found["a3"], found["a5"]) == ("erased", "alice")
 
 
+class Unstored:
+    """A sidecar that seals a batch and cannot store it, for as long as this is open; then it stores it."""
+
+    def __init__(self, desk: Desk, *calls: tuple[str, str]) -> None:
+        for name, subject in calls:
+            desk.journal.append(*completed(call_id=name, subject=subject))
+        self._desk, self._rows = desk, len(calls)
+
+    def __enter__(self) -> None:
+        desk = self._desk
+        with Shipping(desk.journal, desk.dsn, desk.directory, anchor=desk.directory / "anchor") as shipping:
+            sealed = []
+
+            def away(batch: Any) -> None:
+                sealed.extend(batch.rows)
+                raise OSError("the database is away")
+
+            shipping.shipper._database.commit = away  # type: ignore[method-assign]
+            wait_until(lambda: shipping.fault or len(sealed) >= self._rows)
+
+    def __exit__(self, *_: object) -> None:
+        self._desk.ship(0)
+
+
+def test_what_was_sealed_before_an_erasure_and_stored_after_it_is_neither_lost_nor_back(desk: Desk) -> None:
+    """Not alice's, whom the erasure is of, and everybody else's; her next call is recorded anew."""
+    with Unstored(desk, ("a3", "alice"), ("b2", "bob"), ("n2", "")):
+        desk.erase("alice")
+    desk.journal.append(*completed(call_id="a4", subject="alice"))
+    desk.ship(1)
+    found = desk.opened()
+    assert (found["a3"], found["b2"], found["n2"], found["a4"]) == ("erased", "bob", "", "alice")
+
+
+def test_a_call_after_an_erasure_outlives_another_renewal_that_it_was_stored_after(desk: Desk) -> None:
+    desk.erase("alice")
+    desk.erase("nobody", name="e2")  # renews the tenant's key
+    with Unstored(desk, ("a3", "alice")):
+        desk.erase("bob", name="e3")  # renews it again, before the call is stored
+    assert desk.opened()["a3"] == "alice"
+
+
+def test_an_erasure_waits_for_a_sidecar_that_was_not_heard_of_since(desk: Desk) -> None:
+    with Unstored(desk, ("a3", "alice"), ("b2", "bob")):
+        later = datetime.now(UTC)
+        desk.erase("alice", officer(at=later))
+        assert desk.finish(later + COPIES) == []  # its batch would lose bob with alice
+        assert desk.finish(later + timedelta(days=29)) == []
+    (done,) = desk.finish(later + COPIES)
+    assert done.state == "done"
+    found = desk.opened()
+    assert (found["a3"], found["b2"]) == ("erased", "bob")
+
+
+def test_nobody_waits_for_a_sidecar_for_ever(desk: Desk) -> None:
+    with Unstored(desk, ("b2", "bob")):
+        later = datetime.now(UTC)
+        desk.erase("alice", officer(at=later))
+        (done,) = desk.finish(later + erasing.WAIT + timedelta(seconds=1))
+        assert done.state == "done"
+    assert desk.opened()["b2"] == "erased"  # what it held is gone with the old key
+
+
 def test_a_hold_refuses_an_erasure_until_it_is_released(desk: Desk) -> None:
     def place(connection: sa.Connection, opener: Opener, subject: str | None, name: str) -> None:
         erasing.place_hold(connection, opener.provider, officer(), name, "acme", subject)
@@ -252,7 +317,19 @@ def test_the_commands(desk: Desk, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     certificate = json.loads(done.stdout)
     assert (certificate["state"], certificate["records"]) == ("pending", 2)
-    assert json.loads(run("erase", "--show", certificate["id"], "--json").stdout) == certificate
+    file = tmp_path / "certificate"
+    assert json.loads(run("erase", "--show", certificate["id"], "-o", str(file), "--json").stdout) == certificate
+    assert file.read_text() == certificate.pop("note")
+    checked = run("certificate", str(file), "--json")
+    assert (checked.exit_code, json.loads(checked.stdout)) == (0, {"ok": True, **certificate})
+    keys = tmp_path / "keys"
+    keys.write_text(log_signer(Secret(ROOT), origin_of("EU", "fleet")).verifier.text + "\n")
+    assert run("certificate", str(file), "--keys", str(keys)).exit_code == 0
+    for change in ((b'"pending"', b'"done"'), (b"acme", b"birch"), (b"/EU/", b"/US/"), (b"\n\n", b"\n")):
+        (tmp_path / "forged").write_bytes(file.read_bytes().replace(*change))
+        assert run("certificate", str(tmp_path / "forged")).exit_code == 1, change
+    keys.write_text(log_signer(Secret(b"x" * 32), origin_of("EU", "fleet")).verifier.text + "\n")
+    assert run("certificate", str(file), "--keys", str(keys)).exit_code == 1
     for wrong in (
         ["erase"],
         ["erase", "--tenant", "acme", "--reason", "x"],
