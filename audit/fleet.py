@@ -11,6 +11,7 @@ import base64
 import itertools
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +28,7 @@ from audit.rows import EVENT_COLUMNS
 from audit.storing import publish, tree_of
 from audit.tables import audit_checkpoints, audit_events, audit_leaves, audit_logs, fleet_entries
 from audit.tlog import Checkpoint, parse_checkpoint, parse_note
+from audit.witness import Witness, Witnesses
 from sidecar.core.model import Secret
 
 __all__ = ["FLEET", "FileAnchor", "Fleet", "body_of", "event_body"]
@@ -92,11 +94,15 @@ class _Known:
 class Fleet:
     """One shipper's part in the fleet's log. Not for several threads at once."""
 
-    def __init__(self, directory: Path, jurisdiction: str, root: Secret, anchor: FileAnchor | None = None) -> None:
+    def __init__(
+        self, directory: Path, jurisdiction: str, root: Secret, anchor: FileAnchor | None = None,
+        witnesses: Sequence[Witness] = (),
+    ) -> None:  # fmt: skip
         self._directory, self._anchor = directory, anchor
         self._signer = log_signer(root, origin_of(jurisdiction, FLEET))
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._mirror = directory / "fleet.jsonl"
+        self.witnesses = Witnesses(witnesses, self._mirror, time.time) if witnesses else None
         self._tree = Frontier()
         self._heads: dict[str, _Known] = {}
         self._pending: tuple[Frontier, list[str]] | None = None
@@ -122,6 +128,11 @@ class Fleet:
             self._store(connection, tree, bodies)
             tree = tree.extended(leaf_hash(body.encode()) for body in bodies)
         note = self._signed(tree)
+        if self.witnesses is not None:
+            for size, cosigned in self.witnesses.take().items():
+                publish(connection, FLEET, size, cosigned, now)
+            if tree.size and not bodies:  # what is not committed yet is shown to nobody
+                self.witnesses.offer(note)
         if bodies:
             self._pending = (tree, bodies)
             publish(connection, FLEET, tree.size, note, now)

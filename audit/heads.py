@@ -76,6 +76,8 @@ class Heads:
             if note is not None:
                 fleet.published(note)
             self.settled = note is None
+            if fleet.witnesses is not None and fleet.witnesses.fault:
+                self._trouble(OSError(fleet.witnesses.fault))
         except (ForkError, storing.ForeignTreeError) as fault:
             self.status.tampered = True
             self._trouble(fault)

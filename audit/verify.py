@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from audit.ranges import Pool, Range, check_range
 from audit.rows import EVENT_COLUMNS
 from audit.spool import write_whole
 from audit.tables import audit_calls, audit_checkpoints, audit_events, audit_leaves, audit_logs, fleet_entries
-from audit.tlog import Verifier
+from audit.tlog import NoteError, Verifier, cosignature_time, parse_note
 
 __all__ = ["Options", "Report", "verify"]
 
@@ -35,6 +35,7 @@ CHUNK: Final = 10_000  # leaves whose rows are checked at once
 STATEMENT_MS: Final = 600_000
 STALE: Final = timedelta(hours=24)  # a log that grew and was not heard of for so long ended without a word
 YOUNG: Final = timedelta(minutes=10)  # what is younger, the fleet's log may not have taken up yet
+FRESH: Final = timedelta(hours=3)  # a witness is asked again each hour (audit.witness), grown or not
 LISTED: Final = 10_000  # faults told
 _LEFT: Final = sa.text(
     "SELECT coalesce(sum(octet_length(hashes)), 0) / 32 FROM warden.audit_leaves WHERE log = :log AND first < :size"
@@ -48,6 +49,7 @@ class Options:
     verifier: Callable[[str], Verifier]
     now: datetime
     anchor: Sequence[str] = ()
+    witnesses: Sequence[Verifier] = ()  # whose cosignatures count
     resume: Path | None = None
     jobs: int = 1
     progress: Callable[[int, int], None] | None = None  # (leaves checked, of)
@@ -61,6 +63,7 @@ class Report:
     checkpoints: int = 0
     unsigned: int = 0
     anchored: bool = False
+    witnessed: datetime | None = None  # when a witness cosigned the fleet's log last
     faults: list[Fault] = field(default_factory=list)
     logs: dict[str, dict[str, int]] = field(default_factory=dict)
     resumed: int = 0
@@ -78,6 +81,7 @@ class Report:
             "faults": [fault.shape() for fault in self.faults[:LISTED]],
             "faults_total": len(self.faults),
             "anchored": self.anchored,
+            "witnessed": self.witnessed.isoformat() if self.witnessed else None,
             "unsigned": self.unsigned,
             "resumed": self.resumed,
             "logs": self.logs,
@@ -274,10 +278,27 @@ class _Verification:
         self._report.faults += result.faults
         self._report.checkpoints += result.heads
         self._fleet.there = result.tree.size > 0
-        self._report.anchored = bool(self._options.anchor) and not result.faults
+        self._report.witnessed = self._cosigned()
+        fresh = self._report.witnessed is not None and self._options.now - self._report.witnessed <= FRESH
+        self._report.anchored = (bool(self._options.anchor) or fresh) and not result.faults
         if row is not None and row.next_position != result.tree.size and not result.faults:
             words = f"the fleet's log is said to have {row.next_position} entries; there are {result.tree.size}"
             self._fault(FaultKind.TRUNCATED_TAIL, FLEET, words, result.tree.size)
+
+    def _cosigned(self) -> datetime | None:
+        """When a witness that counts cosigned a stored head of the fleet's log last."""
+        if not self._options.witnesses:
+            return None
+        c, verifier = audit_checkpoints.c, self._options.verifier(FLEET)
+        times = []
+        for (text,) in self._connection.execute(sa.select(c.note).where(c.log == FLEET)):
+            try:
+                note = parse_note(text)
+            except NoteError:
+                continue  # told where heads are read
+            if verifier.accepts(note):
+                times += [cosignature_time(note, witness) or 0 for witness in self._options.witnesses]
+        return datetime.fromtimestamp(max(times), UTC) if any(times) else None
 
     def _check_missing(self, logs: Mapping[str, datetime]) -> None:
         for log, sidecar in self._fleet.born.items():

@@ -27,6 +27,7 @@ from sidecar.cli.keeping import app
 from sidecar.cli.records import harmless
 from sidecar.core.model import Secret
 from sidecar.runtime.clock import now
+from sidecar.runtime.shipping import witnesses_of
 
 __all__ = ["app"]
 
@@ -118,6 +119,7 @@ def verify_command(
             verifier=_verifier(root, opened.jurisdiction),
             now=datetime.now(UTC),
             anchor=notes[-1:],
+            witnesses=[witness.verifier for witness in witnesses_of(settings)],
             resume=resume,
             jobs=jobs,
             progress=_bar if sys.stderr.isatty() else None,

@@ -230,9 +230,9 @@ class DatabaseSection(_Section):
         return self
 
 
-def _vault_address(value: str) -> str:
-    """Tokens and data keys travel there: TLS, or this very host."""
-    match = re.fullmatch(r"(https?)://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?", value)
+def _https(value: str) -> str:
+    """TLS, or this very host: what travels there is secret, or must not be altered on its way."""
+    match = re.fullmatch(r"(https?)://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._/-]*)?", value)
     if match is None or (match[1] == "http" and match[2] not in {"127.0.0.1", "[::1]", "localhost"}):
         raise ValueError(f"{value!r} is no https://HOST[:PORT] (or http:// on loopback)")
     return value
@@ -241,7 +241,7 @@ def _vault_address(value: str) -> str:
 class VaultSection(_Section):
     """The transit engine of a HashiCorp Vault or OpenBao that makes, keeps and destroys the tenants' master keys."""
 
-    address: Annotated[str, AfterValidator(_vault_address)]
+    address: Annotated[str, AfterValidator(_https)]
     token_file: Path  # as its agent writes it; read anew at each call
     mount: str = Field(default="transit", pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$")
     prefix: str = Field(default="warden-", pattern=r"^[A-Za-z0-9_-]{0,64}$")  # of the keys' names
@@ -259,10 +259,24 @@ class MasterKeysSection(_Section):
     backups: Annotated[float, BeforeValidator(parse_duration), Field(ge=0)] = 0.0  # how long copies of it are kept
 
 
+class WitnessSection(_Section):
+    """Who cosigns the fleet's heads (C2SP tlog-witness); somebody in another trust domain."""
+
+    url: Annotated[str, AfterValidator(_https)]
+    key: str = Field(pattern=r"^[^+\s]+\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}$")  # its verifier key, NAME+HASH+KEY
+
+
 class AnchorSection(_Section):
     """Where the fleet's log's heads are kept besides the database, where its administrators cannot change them."""
 
-    file: Path  # appended to; on a volume of its own, or one that is copied away
+    file: Path | None = None  # appended to; on a volume of its own, or one that is copied away
+    witnesses: tuple[WitnessSection, ...] = Field((), max_length=8)
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if self.file is None and not self.witnesses:
+            raise ValueError("anchors nothing: write file, witnesses, or both")
+        return self
 
 
 class AuditSection(_Section):

@@ -31,8 +31,10 @@ from audit.seal import KeyFault, load_root_key
 from audit.segments import FaultKind, SegmentInfo
 from audit.ship import Bounds, Item, Parts, Shipper
 from audit.spool import write_whole
+from audit.tlog import parse_verifier
 from audit.transit import Transit, TransitKeys
 from audit.vault import Vault
+from audit.witness import Witness
 from sidecar.core.model import Secret
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.settings import Settings
@@ -40,7 +42,16 @@ from sidecar.telemetry import logs
 from sidecar.telemetry.export import SpanPump, exporter_for
 from sidecar.telemetry.spans import resource_of, span_of, to_be_exported
 
-__all__ = ["AlreadyShippingError", "JournalSource", "bind_to_parent", "content_root", "keys_of", "load_sealer", "ship"]
+__all__ = [
+    "AlreadyShippingError",
+    "JournalSource",
+    "bind_to_parent",
+    "content_root",
+    "keys_of",
+    "load_sealer",
+    "ship",
+    "witnesses_of",
+]
 
 _LOG: Final = logging.getLogger("warden.ship")
 REPORT_SECONDS: Final = 1.0
@@ -159,14 +170,21 @@ def keys_of(settings: Settings) -> KeyProvider:
     return TransitKeys(place, Survivors(directory))
 
 
+def witnesses_of(settings: Settings) -> list[Witness]:
+    """Raises NoteError for a key that is none."""
+    section = settings.audit.anchor
+    return [Witness(each.url, parse_verifier(each.key)) for each in (section.witnesses if section else ())]
+
+
 def _logs(settings: Settings) -> tuple[LogBook, Fleet]:
     root = content_root(settings)
     if isinstance(root, KeyFault):
         raise OSError(root.detail)
     directory, jurisdiction = settings.audit.journal.directory, settings.audit.database.jurisdiction
-    anchor = None if settings.audit.anchor is None else FileAnchor(settings.audit.anchor.file)
+    section = settings.audit.anchor
+    anchor = None if section is None or section.file is None else FileAnchor(section.file)
     book = LogBook(directory / "log", settings.sidecar.name, jurisdiction, root, secrets.token_bytes)
-    return book, Fleet(directory / "fleet", jurisdiction, root, anchor)
+    return book, Fleet(directory / "fleet", jurisdiction, root, anchor, witnesses_of(settings))
 
 
 def ship(settings: Settings, root: Secret, sealer: ContentSealer, stop: threading.Event) -> None:

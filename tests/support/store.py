@@ -28,6 +28,7 @@ from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Ref
 from audit.seal import load_root_key
 from audit.ship import Bounds, Item, Parts, Shipper
 from audit.vault import Vault
+from audit.witness import Witness
 from sidecar.core.model import Secret
 from sidecar.runtime.settings import load
 from sidecar.runtime.shipping import load_sealer, ship
@@ -164,6 +165,7 @@ def shipper(
     bounds: Bounds | None = None,
     seed: int = 7,
     anchor: Path | None = None,
+    witnesses: Sequence[Witness] = (),
 ) -> Shipper:
     """A shipper on real parts but for its source; small bounds, so that tests are quick."""
     sealer = ContentSealer(ROOT)
@@ -182,7 +184,9 @@ def shipper(
         monotonic=time.monotonic,
         chance=random.Random(seed).random,
         ended=ended,
-        fleet=Fleet(directory / "fleet", jurisdiction, Secret(ROOT), None if anchor is None else FileAnchor(anchor)),
+        fleet=Fleet(
+            directory / "fleet", jurisdiction, Secret(ROOT), None if anchor is None else FileAnchor(anchor), witnesses
+        ),
     )
     return Shipper(
         parts,

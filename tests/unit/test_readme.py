@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 
 from policies.document import AuditDoc, GuardDoc, ModelsDoc, PlansDoc
 from sidecar.runtime.settings import (
+    AnchorSection,
     IdentitySection,
     ListenerSection,
     ListenSection,
@@ -39,8 +40,9 @@ def test_an_example_is_accepted(block: str) -> None:
         "models": ModelsDoc,
         "quotas": QuotasSection,
     }
-    if "keys" in document.get("audit", {}):  # the sidecar's
-        known["audit"] = dict[Literal["keys"], MasterKeysSection]
+    for name, section in {"keys": MasterKeysSection, "anchor": AnchorSection}.items():
+        if name in document.get("audit", {}):  # the sidecar's
+            known["audit"] = dict[Literal["keys", "anchor"], section]
     assert document.keys() & known.keys()
     for name, section in known.items():
         if name in document:
