@@ -24,6 +24,7 @@ from policies.document import (
 )
 from policies.engines import read_checkpoint, read_engine
 from policies.files import REQUIRED, digest, pack, read_files
+from policies.guards import Joined
 from policies.residency import Place
 from policies.rule_reading import compile_rules
 from policies.rules import GuardRules
@@ -64,7 +65,7 @@ class Bundle:
     classes: tuple[str, ...] | None = None  # data classes that bundle.yaml names; None: each tenant names its own
     change: ChangeDoc | None = None
     prefix_caches: Mapping[str, PrefixCache] = field(default_factory=dict)  # by model, of those that have one
-    rules: GuardRules | None = None  # on content
+    rules: Joined | None = None  # on content
     edges: tuple[float, ...] = ()  # moments at which some answer may change, in order (seconds since the epoch)
 
     def content(self) -> bytes:
@@ -146,7 +147,7 @@ class _Compiler:
             classes=self._classes,
             change=self._change,
             prefix_caches=self._caches,
-            rules=rules,
+            rules=None if rules is None else Joined(rules),
             edges=tuple(sorted(edges)),
         )
 

@@ -13,7 +13,7 @@ from policies import residency
 from policies.access import Answer, Question
 from policies.bundle import Bundle
 from policies.document import DATA_CLASS_LENGTH, MODEL_NAME_LENGTH
-from policies.guards import Guards, Joined
+from policies.guards import Guards
 from policies.limits import narrower
 from policies.memory import address
 from policies.moments import time_of_day
@@ -80,7 +80,6 @@ class Decider:
         self._bundle = bundle
         self._place = place
         self._mentions = bundle.access.mentions
-        self._joined = None if bundle.rules is None else Joined(bundle.rules)
 
     def profile(self, model: str) -> ModelProfile:
         """What models.yaml says, or a generic profile."""
@@ -136,9 +135,9 @@ class Decider:
 
     def _guards(self, asked: _Asked) -> Guards | None:
         tenant = asked.tenant
-        if self._joined is None:
+        if self._bundle.rules is None:
             return tenant.guards
-        return self._joined.of(tenant, asked.model, self.profile(asked.model).groups, asked.classes)
+        return self._bundle.rules.of(tenant, asked.model, self.profile(asked.model).groups, asked.classes)
 
     def _asked(self, principal: Principal, tenant: Tenant, call: Call, head: Head, at: float) -> _Asked:
         method = call.method

@@ -146,6 +146,7 @@ class Joined:
 
     def __init__(self, rules: GuardRules) -> None:
         self._rules = rules
+        self.rules = rules.rules
         self._known: dict[Scope, Guards | None] = {}
 
     def of(self, tenant: Tenant, model: str, groups: tuple[str, ...], data_classes: tuple[str, ...]) -> Guards | None:
