@@ -108,6 +108,8 @@ class LeasedBudget:
         if tokens > lease.capacity:
             return None
         one = tokens if lease.owed == 0 else 0
+        if self._quotas.growing:  # what runs is not ended for want of a slice that the next round brings
+            one = lease.capacity // self._quotas.pods
         share = int(lease.per_second * self._quotas.round_s / self._quotas.pods)
         return 0 if lease.fits(tokens, self._quotas.advance(lease, max(share, one))) else self._quotas.wait_ns(lease)
 

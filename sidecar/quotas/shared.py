@@ -85,6 +85,7 @@ class SharedQuotas(LocalQuotas):
         self._fair = fair
         self.pods = pods or 1  # alive, as Redis counted them last
         self._knows = pods is not None  # how many there are
+        self.growing = False  # a call that runs asks for more; under the guard
         self.away = False  # Redis is; leases are then topped up by this pod's fair share, or not at all
         self._answered_ns: int | None = None  # when it answered last
 
@@ -116,7 +117,11 @@ class SharedQuotas(LocalQuotas):
 
     def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool, least: int = 0) -> Denial | None:
         with self._guard:
-            return super().grow(reservation, tokens, at, exact=exact, least=least)
+            self.growing = True
+            try:
+                return super().grow(reservation, tokens, at, exact=exact, least=least)
+            finally:
+                self.growing = False
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
         with self._guard:

@@ -219,6 +219,26 @@ def test_what_streams_use_beyond_their_reservation_comes_from_the_lease(server: 
     assert tokens <= 600 + 8  # the whole, and an advance of a round's part
 
 
+def test_streams_that_grow_within_one_round_are_not_cut_while_the_whole_has_room(server: RedisServer) -> None:
+    aged(server)
+    pod, limits, at = Pod(server, "a"), Limits(tokens_per_minute=60_000, expected=True), Instant(0, 0)
+    demand = Demand(tokens=110, prompt_tokens=10)
+    streams = []
+    for _ in range(30):
+        found = pod.quotas.reserve("acme", "chat", limits, demand, at, enforce=True)
+        assert isinstance(found, Reservation)
+        streams.append(found)
+        pod.turn()
+    for tokens in (200, 400):
+        cuts = [pod.quotas.grow(each, tokens, at, exact=True) for each in streams]
+        assert cuts == [None] * 30
+        pod.turn()
+    for each in streams:
+        pod.quotas.settle(each, Usage(input_tokens=10, output_tokens=390), at)
+    pod.turn()
+    assert pod.quotas.pods == 1
+
+
 def test_two_pods_of_one_name_are_two(server: RedisServer) -> None:
     """compose gives each process a suffix of its own; here what would happen without: they share one lease of slots."""
     aged(server)
