@@ -29,7 +29,7 @@ from audit.segments import (
 )
 from sidecar.core.model import Secret
 
-__all__ = ["DAMAGE_MARK", "PAST_CALLS", "PAST_NS", "OpenCall", "PastCall", "Recovery", "recover"]
+__all__ = ["DAMAGE_MARK", "ENGINE_IDLE", "PAST_CALLS", "PAST_NS", "OpenCall", "PastCall", "Recovery", "recover"]
 
 DAMAGE_MARK: Final = ".damaged"  # beside a damaged segment; it is then never changed and never released
 
@@ -38,6 +38,7 @@ DAMAGE_MARK: Final = ".damaged"  # beside a damaged segment; it is then never ch
 # than its minute. Bounded by what is quickly read, so that a start after a flood isn't slower than it need be.
 PAST_NS: Final = 3600 * 10**9
 PAST_CALLS: Final = 100_000
+ENGINE_IDLE: Final = "engine_idle"  # an event: at ``at_ns`` Triton was at work on nothing of ``model``
 _PAST_SEGMENTS: Final = 4  # the newest, by default 64 MiB each
 
 
@@ -167,10 +168,23 @@ class _Calls:
                 live = self.live.pop(entry.call_id, None)
                 if live is not None:
                     self._keep(live, entry)
+            case Event(kind=kind, detail=detail) if kind == ENGINE_IDLE:
+                self._over(detail.get("model"), detail.get("at_ns"))
             case Refused() | Event():
                 return
             case _:
                 assert_never(entry)
+
+    def _over(self, model: object, at_ns: object) -> None:
+        """What had ended before holds nothing any more."""
+        if not isinstance(at_ns, int):
+            return
+        for _ in range(len(self.held)):
+            call = self.held.popleft()
+            if call.model == model and call.ended_ns is not None and call.ended_ns < at_ns:
+                self.ended.append(replace(call, holds_until_ns=0))
+            else:
+                self.held.append(call)
 
     def _keep(self, live: _Live, end: Settled) -> None:
         if end.holds_until_ns > self._now_ns:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from audit.journal import State
+from audit.recovery import ENGINE_IDLE
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, selfcheck, tls
 from sidecar.runtime.ask import TritonDesk
@@ -66,7 +67,7 @@ class Sidecar:
         self._learner = Learner(TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models)
         self._pools = PoolPoller(
             MetricsPage(settings.triton.metrics), lambda: self.rooms.policies.current().bundle.models,
-            self.rooms.quotas, lambda model, seen_ns: self.rooms.governor.idle_at_triton(model, seen_ns, clock.now()),
+            self.rooms.quotas, self._engine_idle,
             needed=lambda: self.rooms.governor.running_on > 0, now=clock.now,
         )  # fmt: skip
         self._shipper = Shipper(*ship)
@@ -176,6 +177,15 @@ class Sidecar:
         if booked.charged:
             detail = f"{booked.charged} calls count again; Triton may be working on {booked.held} of them"
             logs.event(_LOG, logging.INFO, "quotas.rebuilt", count=booked.charged, detail=detail)
+
+    def _engine_idle(self, model: str, seen_ns: int) -> int:
+        """Triton was seen at work on nothing of ``model``. Journaled where that ended holds, for the next start."""
+        at = clock.now()
+        over = self.rooms.governor.idle_at_triton(model, seen_ns, at)
+        if over:
+            seen_wall_ns = at.wall_ns - (at.mono_ns - seen_ns)
+            self._announcer.write(ENGINE_IDLE, {"model": model, "calls": over, "at_ns": seen_wall_ns})
+        return over
 
     def stop(self) -> None:
         """After the drain: journal what is left, end the shipper once it has had its chance, close."""

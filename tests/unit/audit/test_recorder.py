@@ -13,6 +13,7 @@ import pytest
 from audit import record
 from audit.journal import Bounds, Journal
 from audit.recorder import DIMENSIONS, PARAMETERS, QUOTED_BYTES, TENSORS, TEXT_CHARS, JournalRecorder
+from audit.recovery import ENGINE_IDLE
 from sidecar.core.governor import Governor, Output, Ports, Recorded, Refused
 from sidecar.core.model import (
     NO_FACTS,
@@ -394,6 +395,25 @@ def test_what_calls_took_and_what_they_may_still_hold_is_found_again(tmp_path: P
     third = open_journal(tmp_path, bounds=tiny, wall_ns=lambda: clock[0])
     (held,) = third.recovery.past  # of the others no limit knows any more
     assert (held.call_id, held.holds_until_ns - clock[0]) == ("cut off", hour - 1)
+
+
+def test_what_was_seen_to_be_over_at_triton_is_not_held_again(tmp_path: Path) -> None:
+    """Of that model, and of before that moment, alone."""
+    journal, second = open_journal(tmp_path, wall_ns=lambda: 10**18), 10**9
+    real = recorder(journal)
+    for name, model, ended_s in (("over", "chat", 1), ("later", "chat", 3), ("another", "rag", 1)):
+        admitted = replace_id(admission(facts=replace(FACTS, model=model)), name)
+        recorded = Recorded(admitted, AT)
+        recorded.holds_ns = 600 * second
+        real.admitted(admitted, Instant(10**18, 0))
+        ended = Instant(10**18 + ended_s * second, 0)
+        real.settled(recorded, Output(0, ()), Outcome(OutcomeKind.CANCELLED), Usage(), ended)
+    real.event(ENGINE_IDLE, "serve", {"model": "chat", "calls": 1, "at_ns": 10**18 + 2 * second})
+    crash(journal)
+    again = open_journal(tmp_path, wall_ns=lambda: 10**18 + 4 * second)
+    assert {call.call_id: bool(call.holds_until_ns) for call in again.recovery.past} == {
+        "over": False, "later": True, "another": True,
+    }  # fmt: skip
 
 
 def test_of_more_than_is_quickly_read_only_the_newest_is(tmp_path: Path) -> None:
