@@ -172,9 +172,13 @@ def crash_loop(sidecar: Sidecar, triton: Triton, crowd: Crowd, *, crashes: int, 
                 lambda refused=refused: sidecar.metric("warden_refusals_total", reason="CONCURRENCY") >= refused,  # type: ignore[misc]  # bound now
                 what="refusals after the crash", within_s=90,
             )  # fmt: skip
-            assert now() == slots, "what was let in before did not go on over the crash"
+            assert now() == slots, (
+                "what was let in before did not go on over the crash, or somebody was let in beside it"
+            )
             with Bare(triton.grpc) as direct:
                 direct.stream([joining(0, 0, deaf=True)], {}).answer()
+            # For a second or two: only then has the sidecar seen twice that nothing is under way.
+            eventually(lambda: now() == 0, what="the end of all that was let in before", within_s=30)
         eventually(lambda: now() == slots, what="all slots in use", within_s=90)
     finally:
         crowd.stop()
