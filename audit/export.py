@@ -84,10 +84,7 @@ class _Export:
         self._connection, self._asked, self._asker = connection, asked, asker
         self._opener, self._directory, self._trust = opener, directory, trust
         self._logs: list[str] = []
-        self._which, self._positions = (
-            array("i"),
-            array("q"),
-        )  # of each record: its log's place in the list, and its own
+        self._which, self._positions = array("i"), array("q")  # of each record: its log in that list, its place
 
     def run(self, jurisdiction: str) -> Exported:
         records = self._records()
@@ -207,7 +204,7 @@ def stored_tree(connection: sa.Connection, log: str) -> TiledTree:
     roots: list[bytes] = []
     waiting = bytearray()
     size = 0
-    with connection.execution_options(stream_results=True).execute(query) as streamed:
+    with connection.execute(query.execution_options(stream_results=True)) as streamed:
         for hashes in streamed.scalars():
             waiting += hashes
             while len(waiting) >= TILE * HASH_BYTES:

@@ -177,7 +177,7 @@ class _Verification:
     def _leaves(self, log: str, start: int) -> Generator[tuple[int, bytes], None, None]:
         c = audit_leaves.c
         query = sa.select(c.first, c.hashes).where(c.log == log, c.first >= start).order_by(c.first)
-        with self._connection.execution_options(stream_results=True).execute(query) as streamed:
+        with self._connection.execute(query.execution_options(stream_results=True)) as streamed:
             for first, hashes in streamed:
                 yield first, bytes(hashes)
 
@@ -328,7 +328,7 @@ class _Verification:
         columns = [audit_events.c[name] for name in EVENT_COLUMNS]
         query = sa.select(*columns, audit_events.c.recorded_at).where(audit_events.c.log.is_(None))
         seen = set()
-        for row in self._connection.execution_options(stream_results=True).execute(query).mappings():
+        for row in self._connection.execute(query.execution_options(stream_results=True)).mappings():
             leaf = self._fleet.events.get(row["id"])
             seen.add(row["id"])
             if leaf is None:
