@@ -67,6 +67,8 @@ def test_the_parts() -> None:
     assert set(ALL) == {
         ("StatefulSet", "triton"),
         ("ConfigMap", "warden-config"),
+        ("ConfigMap", "warden-office"),
+        ("CronJob", "warden-retain"),
         ("ConfigMap", "warden-bundle"),
         ("Service", "warden"),
         ("NetworkPolicy", "warden"),
@@ -182,3 +184,23 @@ def test_no_secret_is_in_it() -> None:
     database = YAML(typ="safe").load(ALL["ConfigMap", "warden-config"]["data"]["warden.yaml"])["audit"]["database"]
     assert "dsn" not in database  # each pod has a login of its own, in a file
     assert database["sidecar_dsn_file"].startswith("/etc/warden-database/")
+
+
+def test_retention_runs_as_the_owner_with_the_sidecars_keys(tmp_path: Path, settings: Settings) -> None:
+    pod = ALL["CronJob", "warden-retain"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    path = tmp_path / "office.yaml"
+    path.write_text(ALL["ConfigMap", "warden-office"]["data"]["office.yaml"])
+    office = load(path)
+    assert container["args"][:2] == ["audit", "retain"]
+    assert "@" in office.audit.database.dsn
+    assert ":" not in office.audit.database.dsn.split("//")[1].split("@")[0]  # the password is the secret's
+    assert office.audit.database.jurisdiction == settings.audit.database.jurisdiction
+    assert office.audit.keys_directory == settings.audit.keys_directory
+    assert office.audit.journal.key_file == settings.audit.journal.key_file
+    assert office.audit.journal.keep == settings.audit.journal.keep
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert {str(office.audit.keys_directory), str(office.audit.journal.key_file.parent)} <= mounts
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    assert container["resources"]["limits"]["memory"]
