@@ -12,7 +12,7 @@ import pytest
 from sidecar.cli.demo.otlp import OtlpReceiver
 from sidecar.cli.demo.stack import Parts
 from tests.support.postgres import Server
-from tests.support.shared import BURST, LEASES, PODS, RATE, drive, pods, share, shared_redis
+from tests.support.shared import LEASES, PODS, RATE, drive, pods, share, shared_redis
 from tests.support.sidecar import Launch
 from tests.support.stack import Triton, eventually
 
@@ -32,9 +32,9 @@ def test_thirty_seconds_over_the_limit_of_three_sidecars(
             for ill, acts in ends.items():
                 at = [] if acts is None else list(zip(ILL, acts, strict=True))
                 seen = drive(sidecars, SECONDS, at)
-                worst, admitted = seen.most_above(), sum(seen.ok)
+                worst, admitted, span = seen.most_above(), sum(seen.ok), max(seen.done)
                 print(
-                    f"\n{ill}: {len(seen.ok)} calls, {admitted} let in ({admitted / SECONDS:.1f}/s; "
+                    f"\n{ill}: {len(seen.ok)} calls, {admitted} let in over {span:.1f} s ({admitted / span:.1f}/s; "
                     f"ill {seen.between(*ILL) / 10:.1f}/s, the second after {seen.between(ILL[1], ILL[1] + 1)}); "
                     f"most above rate x window + burst: {worst:.1f} (bound {LEASES:.0f}); p99 of all answers before "
                     f"{seen.p99_ms(0, ILL[0]):.1f} ms, while ill {seen.p99_ms(*ILL):.1f} ms, "
@@ -43,7 +43,7 @@ def test_thirty_seconds_over_the_limit_of_three_sidecars(
                 )
                 assert not seen.other
                 assert worst <= LEASES
-                assert 0.8 * RATE * SECONDS <= admitted <= RATE * SECONDS + BURST + LEASES
+                assert admitted >= 0.8 * RATE * SECONDS  # how much at most is what ``worst`` says
                 eventually(lambda: all(share(each) == PODS for each in sidecars), what="all back", within_s=30)
     finally:
         redis.stop()
