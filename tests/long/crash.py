@@ -19,7 +19,7 @@ from sidecar.cli.demo.triton import start_triton
 from tests.support.bundle import write_bundle
 from tests.support.crashes import Crashes
 from tests.support.sidecar import launch
-from tests.support.stack import REPOSITORIES
+from tests.support.stack import REPOSITORIES, Triton
 
 
 def main() -> int:
@@ -39,16 +39,17 @@ def run(directory: Path, cycles: int, block: int, seed: int) -> int:
     postgres = start_postgres(directory / "postgres", settings=THROW_AWAY)
     (directory / "triton").mkdir()
     (directory / "report").touch()
-    triton = start_triton(
+    running = start_triton(
         directory / "triton", REPOSITORIES, otlp_url=otlp.http_url,
         environment={"TEST_MODEL_REPORT": str(directory / "report")},
     )  # fmt: skip
+    triton = Triton(running=running, report=directory / "report", otlp=otlp)
     try:
         sidecar = launch(
-            directory / "stack", "grpc", Parts(otlp, triton.addresses, postgres.dsn), write_bundle(directory)
+            directory / "stack", "grpc", Parts(otlp, running.addresses, postgres.dsn), write_bundle(directory)
         )
         sidecar.stack.stop_warden()
-        crashes = Crashes(sidecar, postgres, directory, seed=seed)
+        crashes = Crashes(sidecar, postgres, triton, directory, seed=seed)
         try:
             crashes.run(cycles, block=block, progress=lambda line: print(line, flush=True))
         finally:
@@ -60,7 +61,7 @@ def run(directory: Path, cycles: int, block: int, seed: int) -> int:
         print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
         return done.returncode
     finally:
-        triton.stop()
+        triton.running.stop()
         postgres.stop()
         otlp.stop()
 

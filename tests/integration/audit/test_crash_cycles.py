@@ -31,7 +31,7 @@ def test_answered_calls_are_recorded_once_and_the_rest_aborted(otlp: OtlpReceive
             sidecar = launch(directory / "stack", "grpc", parts, write_bundle(directory))
             sidecar.stack.stop_warden()
             try:
-                tally = Crashes(sidecar, postgres, directory, seed=4).run(CYCLES, block=CYCLES, progress=print)
+                tally = Crashes(sidecar, postgres, triton, directory, seed=4).run(CYCLES, block=CYCLES, progress=print)
             finally:
                 sidecar.close()
             assert set(tally.kills) == {"serve", "ship", "postgres"}
