@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from audit.journal_bounds import SYNC_DEADLINE_S, Bounds, State
 from audit.journal_threads import Ticker
 from audit.keeping import HELD, Closed, Leaving, first_astray, found, next_to_leave
 from audit.mending import Mended, mend_all, settle_in
+from audit.pressure import Ladder, Pressure, Shares
 from audit.recovery import OpenCall, Recovery, recover
 from audit.scrub import Scrub
 from audit.seal import Random
@@ -43,6 +45,7 @@ __all__ = [
     "JournalFault",
     "OpenCall",
     "Origin",
+    "Pressure",
     "Recovery",
     "SegmentInfo",
     "State",
@@ -88,6 +91,9 @@ class Journal:
         self._closed_bytes = 0
         self._closed: dict[int, Closed] = {}  # by first sequence, in order
         self._scrub = Scrub(files)
+        self._ladder = Ladder(bounds.warn_at, bounds.shed_at)
+        self._shares = Shares(bounds.tenant_share)
+        self._was_full = False  # it is left later than it is entered
         self._hurt: set[int] = set()  # first sequences of segments that don't read back
         self._mended: list[Mended] = []
         self._headroom = 0
@@ -156,7 +162,31 @@ class Journal:
         """Whether a new call may be admitted; no system call."""
         if self._fault is not None or self._stalled is not None:
             return State.FAULTED
-        return State.FULL if self._headroom <= 0 or self._starved else State.OK
+        return State.FULL if self._is_full else State.OK
+
+    @property
+    def _is_full(self) -> bool:
+        return self._headroom <= 0 or self._starved or self._was_full
+
+    @property
+    def pressure(self) -> Pressure:
+        """The step of the ladder, as it was measured last; no system call."""
+        return self._ladder.step
+
+    @property
+    def used(self) -> float:
+        """The part of the journal's capacity that can't be freed yet."""
+        return self._ladder.used
+
+    def over(self, tenant: str) -> bool:
+        """Whether a tenant holds more of the journal than its share."""
+        return self._shares.over(tenant)
+
+    @property
+    def most_held(self) -> tuple[str, int]:
+        """The tenant that holds the most of what is not in the database yet, and how many bytes."""
+        with self._lock:
+            return self._shares.most_held
 
     @property
     def fault(self) -> JournalFault | None:
@@ -180,7 +210,14 @@ class Journal:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def append(
-        self, entry: bytes, *, opens: str = "", closes: str = "", reserve: bool = False, until_ns: int = 0
+        self,
+        entry: bytes,
+        *,
+        opens: str = "",
+        closes: str = "",
+        reserve: bool = False,
+        tenant: str = "",
+        until_ns: int = 0,
     ) -> int | JournalFault:
         """Write one entry; its sequence, or why nothing was written.
 
@@ -207,6 +244,7 @@ class Journal:
                 return self._failed(segment, cause)
             segment.wrote(frame)
             self._headroom -= len(frame)
+            self._shares.add(tenant, len(frame))
             sequence = self._next
             self._next = sequence + 1
             if opens:
@@ -224,7 +262,7 @@ class Journal:
             return self._full() if self._headroom <= -self._bounds.min_free else None
         if self._stalled is not None:
             return self._stalled
-        return self._full() if self._headroom <= 0 or self._starved else None
+        return self._full() if self._is_full else None
 
     def _full(self) -> JournalFault:
         return JournalFault(FaultKind.FULL, f"{self.directory}: no space left for the journal")
@@ -288,7 +326,7 @@ class Journal:
         held = os.dup(segment.descriptor) if len(self._closed) < HELD else -1
         self._commit.leave(segment)
         place = replace(segment.place, nbytes=segment.nbytes)
-        self._closed[segment.first] = Closed(segment.first, segment.path, place, held)
+        self._closed[segment.first] = Closed(segment.first, segment.path, place, held, self._shares.left())
         self._closed_bytes += segment.nbytes
 
     # --- durability -----------------------------------------------------------------------------------------------
@@ -323,9 +361,17 @@ class Journal:
             with self._lock:
                 self._fail(JournalFault(FaultKind.IO, f"{self.directory}: {cause.strerror}"))
             return
+        bounds = self._bounds
         with self._lock:
-            self._headroom = min(free - self._bounds.min_free, self._bounds.max_bytes - self.nbytes)
+            nbytes, usable = self.nbytes, max(free - bounds.min_free, 0)
+            capacity = min(bounds.max_bytes, nbytes + usable)
+            was_full = self._is_full
+            self._headroom = min(free - bounds.min_free, bounds.max_bytes - nbytes)
             self._starved = self._starved and self._headroom <= 0
+            self._was_full = was_full and self._headroom <= min(bounds.segment_bytes, capacity // 20)
+            settled = sum(segment.nbytes for segment in self._closed.values() if not segment.owed)
+            step = self._ladder.measure(nbytes - settled, capacity, full=self._is_full)
+            self._shares.measure(capacity, tight=step >= Pressure.SHED)
 
     def probe(self) -> JournalFault | None:
         """Whether what was written is still there, under its name, and reads back; part of it again each time."""
@@ -370,6 +416,8 @@ class Journal:
             done = mend_all(self._files, closed, self._next, self._root, doubtful=doubtful, hurt=self._hurt)
             self._files.sync_directory(self.directory)
             with self._lock:
+                for first in closed.keys() - done.closed.keys():
+                    self._shares.gone(closed[first].tenants)
                 self._closed = done.closed
                 self._closed_bytes = sum(segment.nbytes for segment in done.closed.values())
                 self._commit.doubtful.clear()
@@ -407,6 +455,7 @@ class Journal:
         that the database already has would be the wrong way round.
         """
         shipped, removed = read_shipped(self.directory), 0
+        self._account(shipped)
         while (leaving := self._leaving(shipped)) is not None:
             try:
                 leaving.segment.let_go(self._files)
@@ -424,6 +473,19 @@ class Journal:
         if removed:
             self.measure()
         return removed
+
+    def _account(self, shipped: int) -> None:
+        """What the database has is nobody's burden any more, though it may be kept for a while."""
+        with self._lock:
+            needed = min(shipped + 1, next(iter(self._open.values()), self._next))
+            following = self._segment.first if self._segment is not None else self._next
+            for first, after in itertools.pairwise([*self._closed, following]):
+                segment = self._closed[first]
+                if after > needed:
+                    return
+                if segment.owed:
+                    segment.owed = False
+                    self._shares.gone(segment.tenants)
 
     def _leaving(self, shipped: int) -> Leaving | None:
         """The oldest segment that may go; taken off the list of those that must be there."""

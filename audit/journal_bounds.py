@@ -39,10 +39,14 @@ class Bounds:
 
     Nothing new is admitted with less than ``min_free`` bytes free or at ``max_bytes``; calls that were admitted may
     still write ``min_free`` bytes of output and outcomes. Shipped segments stay for ``keep_s``, but go earlier, oldest
-    first, where the journal would otherwise be full.
+    first, where the journal would otherwise be full. ``warn_at`` and ``shed_at``: parts of the journal at which it is
+    short of space, counting what may not go yet; ``tenant_share``: the part that one tenant may hold.
     """
 
     segment_bytes: int = 64 * 2**20
     max_bytes: int = 8 * 2**30
     min_free: int = 256 * 2**20
     keep_s: float = 86400.0
+    warn_at: float = 0.5
+    shed_at: float = 0.8
+    tenant_share: float = 0.5

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,8 @@ class Closed:
     path: Path
     place: Place
     descriptor: int = -1
+    tenants: Mapping[str, int] = field(default_factory=dict)  # bytes of each
+    owed: bool = True  # not all of it is in the database, or a call in it has not ended
 
     @property
     def nbytes(self) -> int:

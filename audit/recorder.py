@@ -12,7 +12,8 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from audit import record
-from audit.journal import FaultKind, Journal, JournalFault, OpenCall
+from audit.folding import WHOLE, Folding, network
+from audit.journal import FaultKind, Journal, JournalFault, OpenCall, Pressure
 from audit.record import CallFacts, Content, Entry, Event, Settled, Tensor, encode
 from sidecar.core.governor import Output, Recorded, Refused
 from sidecar.core.model import (
@@ -26,6 +27,7 @@ from sidecar.core.model import (
     Finding,
     InferenceFacts,
     Instant,
+    OnPressure,
     Outcome,
     OutcomeKind,
     ParameterValue,
@@ -33,6 +35,7 @@ from sidecar.core.model import (
     Secret,
     Usage,
     Verdict,
+    replace,
 )
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.core.routing import NO_ROUTE
@@ -81,11 +84,19 @@ class JournalRecorder:
         self._bound = content_bytes
         self._durability = durability
         self._new_id, self._now = new_id, now
+        self._shed: set[str] = set()  # calls in flight whose content is no longer kept; as many as are in flight
+        self._folding = Folding()
+        self.shed_calls = self.folded_refusals = 0
 
     # --- ports.Recorder -------------------------------------------------------------------------------------------
 
     def admitted(self, admission: Admission, at: Instant) -> Denial | None:
-        rule = admission.verdict.audit
+        rule, tenant = admission.verdict.audit, admission.principal.tenant
+        journal = self._journal
+        if rule.on_pressure is OnPressure.REFUSE and journal.over(tenant) and journal.pressure < Pressure.REFUSE:
+            return _over(tenant)
+        if self._sheds(rule, tenant):
+            rule = self._shedding(admission.call.id, rule)
         facts = _facts(
             admission.call,
             admission.principal,
@@ -105,11 +116,17 @@ class JournalRecorder:
             resident=not _elsewhere(admission.would_refuse),
             demand=admission.reservation.demand,
         )
-        return self._write(record.Admitted(facts), opens=facts.call_id)
+        return self._write(record.Admitted(facts), opens=facts.call_id, tenant=tenant)
 
     def refused(self, refused: Refused, at: Instant) -> Denial | None:
         denial, verdict = refused.denial, refused.verdict
+        if self._folds(refused, at):
+            self.folded_refusals += 1
+            return None
         rule = verdict.audit if verdict is not None and _may_keep(refused) else AuditRule(level=AuditLevel.METADATA)
+        tenant = refused.principal.tenant if refused.principal is not None else ""
+        if self._sheds(rule, tenant):
+            rule = replace(rule, level=AuditLevel.METADATA)
         facts = _facts(
             refused.call,
             refused.principal or _NOBODY,
@@ -130,14 +147,15 @@ class JournalRecorder:
             resident=verdict is not None or denial.resident,
         )
         code = int(REASONS[denial.reason].code)
-        return self._write(record.Refused(facts, denial.reason.value, code, denial.detail, denial.internal))
+        entry = record.Refused(facts, denial.reason.value, code, denial.detail, denial.internal)
+        return self._write(entry, tenant=tenant)
 
     def output(self, recorded: Recorded, output: Output, at: Instant) -> Denial | None:
         texts = self._output(recorded, output)
         if not texts:
             return None
-        call_id = recorded.admission.call.id
-        return self._write(record.Output(call_id, at.wall_ns, output.offset, texts), reserve=True)
+        call_id, tenant = recorded.admission.call.id, recorded.admission.principal.tenant
+        return self._write(record.Output(call_id, at.wall_ns, output.offset, texts), reserve=True, tenant=tenant)
 
     def settled(self, recorded: Recorded, output: Output, outcome: Outcome, usage: Usage, at: Instant) -> Denial | None:
         call_id = recorded.admission.call.id
@@ -162,12 +180,21 @@ class JournalRecorder:
             duration_ns=usage.duration_ns,
             model_version=usage.model_version,
             model_digest=self._answered_by(recorded, usage.model_version),
-            quoted=self._quoted(outcome.quoted, recorded.admission.verdict.audit.level),
+            quoted=self._quoted(
+                outcome.quoted,
+                AuditLevel.METADATA if call_id in self._shed else recorded.admission.verdict.audit.level,
+            ),
             findings=recorded.findings,
             holds_until_ns=at.wall_ns + recorded.holds_ns if recorded.holds_ns else 0,
             kv_byte_ms=usage.kv_byte_ms,
         )
-        return self._write(entry, closes=call_id, reserve=True, until_ns=entry.holds_until_ns)
+        denial = self._write(
+            entry, closes=call_id, reserve=True, tenant=recorded.admission.principal.tenant,
+            until_ns=entry.holds_until_ns,
+        )  # fmt: skip
+        if denial is None:
+            self._shed.discard(call_id)
+        return denial
 
     def _answered_by(self, recorded: Recorded, version: str) -> str:
         """Computed, else as models.yaml states it; "" where no version answered, or nothing is known of it."""
@@ -243,10 +270,58 @@ class JournalRecorder:
             told.append(fault)
         return tuple(told)
 
+    # --- short of space -------------------------------------------------------------------------------------------
+
+    def _sheds(self, rule: AuditRule, tenant: str) -> bool:
+        """Whether content is kept as length and digest only, because the journal, or the tenant's part, is short."""
+        if rule.on_pressure is OnPressure.REFUSE:
+            return False
+        return self._journal.pressure >= Pressure.SHED or self._journal.over(tenant)
+
+    def _shedding(self, call_id: str, rule: AuditRule) -> AuditRule:
+        if rule.level is not AuditLevel.METADATA:
+            self._shed.add(call_id)
+            self.shed_calls += 1
+        return replace(rule, level=AuditLevel.METADATA)
+
+    def _folds(self, refused: Refused, at: Instant) -> bool:
+        """Whether a refusal is only counted: of callers whom nobody knows beyond some, of tenants over their share.
+
+        All are, where the journal is full: the count fits into what is kept free, and they would not.
+        """
+        reason, tenant = refused.denial.reason, refused.principal.tenant if refused.principal is not None else ""
+        if tenant and REASONS[reason].code is not Code.UNAUTHENTICATED:
+            if not self._journal.over(tenant) and self._journal.pressure < Pressure.REFUSE:
+                return False
+            return self._folding.folds(reason.value, f"tenant {tenant}", at.wall_ns, whole=0)
+        whole = WHOLE if self._journal.pressure < Pressure.WARN else 0
+        return self._folding.folds(reason.value, network(refused.call.peer), at.wall_ns, whole=whole)
+
+    def fold(self, at: Instant, *, last: bool = False) -> None:
+        """Tell what was only counted, once a window; ``last``: the sidecar ends."""
+        folded = self._folding.due(at.wall_ns, now=last)
+        while folded:
+            each = folded[0]
+            detail: dict[str, ParameterValue] = {
+                "reason": each.reason, "from": each.origin, "count": each.count, "first_ns": each.first_ns,
+                "last_ns": each.last_ns,
+            }  # fmt: skip
+            if self.event("refusals_counted", ACTOR, detail) is not None:
+                self._folding.again(folded)
+                return
+            del folded[0]
+
     # --- writing --------------------------------------------------------------------------------------------------
 
     def _write(
-        self, entry: Entry, *, opens: str = "", closes: str = "", reserve: bool = False, until_ns: int = 0
+        self,
+        entry: Entry,
+        *,
+        opens: str = "",
+        closes: str = "",
+        reserve: bool = False,
+        tenant: str = "",
+        until_ns: int = 0,
     ) -> Denial | None:
         try:
             data = encode(entry)
@@ -254,7 +329,7 @@ class JournalRecorder:
                 data = encode(_bounded(entry))
         except (UnicodeEncodeError, OverflowError):
             data = encode(_bounded(entry))
-        written = self._append(data, opens=opens, closes=closes, reserve=reserve, until_ns=until_ns)
+        written = self._append(data, opens=opens, closes=closes, reserve=reserve, tenant=tenant, until_ns=until_ns)
         return None if isinstance(written, int) else _unavailable(written)
 
     def _kept(self, level: AuditLevel, least: AuditLevel) -> int | None:
@@ -271,7 +346,12 @@ class JournalRecorder:
 
     def _output(self, recorded: Recorded, output: Output) -> list[bytes]:
         """The part of ``output`` that is kept: the first ``content_bytes`` of the call's whole output, level full."""
-        if recorded.admission.verdict.audit.level is not AuditLevel.FULL:
+        admission = recorded.admission
+        rule, call_id = admission.verdict.audit, admission.call.id
+        if rule.level is not AuditLevel.FULL or call_id in self._shed:
+            return []
+        if self._sheds(rule, admission.principal.tenant):
+            self._shedding(call_id, rule)  # for good: a hole in what is kept would be worse than an end
             return []
         return _cut(output.texts, self._bound - output.offset)
 
@@ -296,6 +376,11 @@ def _elsewhere(denial: Denial | None) -> bool:
 def _unavailable(fault: JournalFault) -> Denial:
     retry = None if fault.kind is FaultKind.TOO_LARGE else _RETRY_S
     return Denial(Reason.AUDIT_UNAVAILABLE, retry_after=retry, rule="journal", internal=f"{fault.kind}: {fault.detail}")
+
+
+def _over(tenant: str) -> Denial:
+    words = f"{tenant} holds more of the journal than its share"
+    return Denial(Reason.AUDIT_UNAVAILABLE, retry_after=_RETRY_S, rule="journal", internal=words)
 
 
 def _aborted(call: OpenCall, at: Instant, until_ns: int) -> Settled:

@@ -6,15 +6,20 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Final
+
+from msgspec import structs
 
 from policies import limits
-from policies.document import GrantDoc, HoldBackDoc, KeyDoc, LimitsDoc, PlanDoc, ResidencyDoc, TenantDoc
+from policies.document import AuditClassDoc, GrantDoc, HoldBackDoc, KeyDoc, LimitsDoc, PlanDoc, ResidencyDoc, TenantDoc
 from policies.guards import Guards, compile_guards
 from policies.residency import Residency, Rules
 from policies.watching import Hold
-from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits, Redaction
+from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits, OnPressure, Redaction
 
 __all__ = ["ALWAYS", "Grant", "KeyRule", "Period", "Tenant", "compile_tenant", "covering"]
+
+_STRICTEST: Final = (Durability.STRICT, None, Durability.BATCH)  # None: the sidecar's own mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class Tenant:
     keys: Mapping[str, KeyRule] | None = None  # by the key's name; None: none is narrowed
     guards: Guards | None = None
     hold: Hold | None = None  # how far its outputs stay behind
+    audit_classes: Mapping[str, AuditClassDoc] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)  # its plan's: the name asked for → the model that answers
 
     @property
@@ -94,6 +100,19 @@ class Tenant:
                 break
             found = those
         return found
+
+    def audit_of(self, classes: Iterable[str]) -> AuditRule:
+        """How a call of these data classes is recorded: by the strictest word on each."""
+        own = [self.audit_classes[each] for each in classes if each in self.audit_classes]
+        if not own:
+            return self.audit
+        durabilities = {self.audit.durability if each.durability is None else each.durability for each in own}
+        durability = next(each for each in _STRICTEST if each in durabilities)
+        words = {each.on_pressure or self.audit.on_pressure for each in own}
+        on_pressure = OnPressure.REFUSE if OnPressure.REFUSE in words else OnPressure.SHED
+        return structs.replace(
+            self.audit, durability=None if durability is None else Durability(durability), on_pressure=on_pressure
+        )
 
     def edges(self) -> Iterator[float]:
         """Every moment at which an answer about this tenant may change."""
@@ -140,7 +159,9 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
             redact=tuple(Redaction(each.kind, each.by, each.pattern, each.regions) for each in audit.redact),
             searchable=audit.searchable,
             two_people=audit.two_people,
+            on_pressure=OnPressure(audit.on_pressure),
         ),
+        audit_classes=audit.classes,
         period=_period(doc.begins, doc.ends),
         later=later,
         loras=frozenset(doc.loras),

@@ -8,6 +8,7 @@ from policies.document.models import KvDoc, ModelDoc, ModelsDoc
 from policies.document.places import BundleDoc, ChangeDoc, DataClassDoc, RegionDoc
 from policies.document.plans import LimitsDoc, NarrowDoc, PlanDoc, PlansDoc, RequestsDoc
 from policies.document.tenants import (
+    AuditClassDoc,
     AuditDoc,
     ClassDoc,
     GrantDoc,
@@ -23,6 +24,7 @@ __all__ = [
     "DATA_CLASS_LENGTH",
     "DECIDABLE",
     "MODEL_NAME_LENGTH",
+    "AuditClassDoc",
     "AuditDoc",
     "BundleDoc",
     "CaseDoc",

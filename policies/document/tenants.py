@@ -13,6 +13,7 @@ from policies.document.plans import LimitsDoc, NarrowDoc
 from policies.units import Duration
 
 __all__ = [
+    "AuditClassDoc",
     "AuditDoc",
     "ClassDoc",
     "GrantDoc",
@@ -120,12 +121,20 @@ class RedactDoc(Doc):
         return self
 
 
+class AuditClassDoc(Doc):
+    """What is different for calls of one data class; a call of several gets the strictest of each."""
+
+    durability: Literal["batch", "strict"] | None = None
+    on_pressure: Literal["shed", "refuse"] | None = None
+
+
 class AuditDoc(Doc):
     """How a tenant's calls are recorded. ``durability`` absent: the sidecar's own mode.
 
     ``retention`` is kept with each record, and ends it (`warden audit retain`). ``searchable``: keyed hashes of the
     words that are kept find a call, until its key is destroyed. ``two_people``: an erasure needs a second person's
-    word.
+    word. ``on_pressure``: once the journal is short of space, whether prompts and outputs may be kept as lengths and
+    digests (shed) or calls are rather refused when it is full.
     """
 
     level: Literal["full", "prompt", "metadata"]
@@ -136,6 +145,8 @@ class AuditDoc(Doc):
     )
     searchable: Annotated[bool, Field(strict=True)] = False
     two_people: Annotated[bool, Field(strict=True)] = False
+    on_pressure: Literal["shed", "refuse"] = "refuse"
+    classes: dict[DataClass, AuditClassDoc] = Field({}, max_length=64)
 
 
 class GrantDoc(Dated):

@@ -20,6 +20,7 @@ __all__ = [
     "Limits",
     "LivePool",
     "ModelProfile",
+    "OnPressure",
     "PoolSize",
     "Quantity",
     "Redaction",
@@ -182,6 +183,13 @@ class Durability(StrEnum):
     STRICT = "strict"
 
 
+class OnPressure(StrEnum):
+    """What becomes of a tenant's records once the journal is short of space."""
+
+    SHED = "shed"  # prompts and outputs are kept as lengths and digests
+    REFUSE = "refuse"  # they are kept whole, as long as there is space; then calls are refused
+
+
 class Redaction(Struct, frozen=True, array_like=True):
     """One class of personal identifiers that a record is stored without.
 
@@ -203,3 +211,4 @@ class AuditRule(Struct, frozen=True):
     redact: tuple[Redaction, ...] = ()
     searchable: bool = False
     two_people: bool = False  # an erasure needs a second person's word
+    on_pressure: OnPressure = OnPressure.REFUSE

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
-from audit.journal import State
+from audit.journal import Pressure, State
 from audit.recovery import ENGINE_IDLE
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, selfcheck, tls
@@ -83,6 +83,7 @@ class Sidecar:
         )
         self.services = self._services()
         self._journal_state = State.OK  # that was logged last
+        self._pressure = Pressure.NONE  # as above
         self._watch_metrics()
 
     def _self_check(self) -> SelfCheck:
@@ -192,6 +193,7 @@ class Sidecar:
         self._stopping.set()
         self._guarded(self._sweep)  # the last chance of what the journal is owed
         self._policy.end()
+        self.rooms.recorder.fold(clock.now(), last=True)
         self._announcer.write("sidecar_stopped", {})
         self._admin.stop()
         self.rooms.keys.stop()
@@ -239,9 +241,30 @@ class Sidecar:
             detail = journal.fault.detail if journal.fault is not None else None
             limit = self.settings.audit.journal.max_bytes
             logs.event(_LOG, level, "journal.state", state=state, detail=detail, bytes=journal.nbytes, limit=limit)
+        self._tell_pressure()
+        self.rooms.recorder.fold(clock.now())
         for fault in self.rooms.recorder.mended():
             self.rooms.instruments.count("warden_journal_faults_total")
             logs.event(_LOG, logging.ERROR, "journal.mended", kind=fault.kind, detail=fault.detail)
+
+    def _tell_pressure(self) -> None:
+        """Each step of the ladder, up and down, into the log and the journal itself (which keeps room for events)."""
+        journal, recorder = self.rooms.journal, self.rooms.recorder
+        step = journal.pressure
+        if step is self._pressure:
+            return
+        tenant, held = journal.most_held
+        detail: dict[str, bool | int | float | str] = {
+            "step": step.word, "from": self._pressure.word, "used": round(journal.used, 3), "bytes": journal.nbytes,
+            "shed_calls": recorder.shed_calls, "most_held_by": tenant, "most_held": held,
+        }  # fmt: skip
+        if recorder.event("journal_pressure", "serve", detail) is None:
+            self._pressure = step
+            level = logging.WARNING if step else logging.INFO
+            logs.event(
+                _LOG, level, "journal.pressure", state=step.word, bytes=journal.nbytes, tenant=tenant,
+                detail=f"{journal.used:.0%} can't be freed yet; the most is {tenant or 'nobody'}'s, {held} bytes",
+            )  # fmt: skip
 
     # --- what others ask -------------------------------------------------------------------------------------------
 
@@ -265,7 +288,7 @@ class Sidecar:
             "upstream": Check(self._probe.ready, self._probe.detail),
             # A Triton that won't say what its models are is served all the same, but for what can't be decided then.
             "models": Check(self._learner.asked, self._learner.detail),
-            "journal": Check(rooms.journal.state is State.OK, fault.detail if fault else str(rooms.journal.state)),
+            "journal": Check(rooms.journal.state is State.OK, fault.detail if fault else self._journal_words()),
             "draining": Check(not self.drain.began.is_set(), ""),
             **self._policy.checks(),
             # Told, never deciding: a database or an issuer that is away must not take every pod out of service.
@@ -302,6 +325,14 @@ class Sidecar:
             checks[f"jwks {section.issuer}"] = Check(ok=True, detail=source.condition.fault or "current")
         return checks
 
+    def _journal_words(self) -> str:
+        journal = self.rooms.journal
+        if not journal.pressure:
+            return str(journal.state)
+        tenant, held = journal.most_held
+        most = f"; the most, {held:,} bytes, is {tenant}'s" if tenant else ""
+        return f"{journal.state}: {journal.used:.0%} of its space can't be freed yet ({journal.pressure.word}){most}"
+
     def _crashed(self, call_id: str, fault: BaseException) -> None:
         self.rooms.instruments.count("warden_internal_errors_total")
         _LOG.error("call.crashed", exc_info=fault, extra={"warden": {"call_id": call_id}})
@@ -315,6 +346,9 @@ class Sidecar:
         section, sidecar = settings.audit.journal, settings.sidecar
         watch = rooms.instruments.watch
         watch("warden_journal_state", lambda: readings.journal_state(_STATES[rooms.journal.state]))
+        watch("warden_journal_pressure", lambda: float(rooms.journal.pressure))
+        watch("warden_journal_shed_calls_total", lambda: float(rooms.recorder.shed_calls))
+        watch("warden_folded_refusals_total", lambda: float(rooms.recorder.folded_refusals))
         watch("warden_journal_bytes", lambda: float(rooms.journal.nbytes))
         watch("warden_journal_limit_bytes", lambda: float(section.max_bytes))
         watch("warden_journal_free_bytes", lambda: float(_free(section.directory)))

@@ -211,8 +211,18 @@ class JournalSection(_Section):
     max_bytes: Size = 8 * 2**30
     min_free: Size = 256 * 2**20
     keep: Duration = 86400.0
+    # Parts of its space at which it is short of it, counting what may not go yet; and that one tenant may hold.
+    warn_at: float = Field(default=0.5, gt=0, lt=1)
+    shed_at: float = Field(default=0.8, gt=0, lt=1)
+    tenant_share: float = Field(default=0.5, gt=0, le=1)
     # Of one prompt or output kept in its record. An entry holds at most 64 MiB, with the framing of each part.
     content_bytes: Size = Field(default=2**20, le=16 * 2**20)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.warn_at > self.shed_at:
+            raise ValueError(f"warn_at {self.warn_at} comes after shed_at {self.shed_at}")
+        return self
 
 
 class DatabaseSection(_Section):

@@ -261,6 +261,9 @@ _AUDIT: Final = (
     ),
     _counter("warden_unrecorded_entries_total", "Journal entries that could not be written."),
     _gauge("warden_journal_state", "1 for the state the journal is in: open, full or failed.", ("state",)),
+    _gauge("warden_journal_pressure", "How short of space the journal is: 0 not, 1 warn, 2 shed, 3 refuse."),
+    _counter("warden_journal_shed_calls_total", "Calls whose content was kept as a digest, for want of space."),
+    _counter("warden_folded_refusals_total", "Refusals that were counted in one record with others of their kind."),
     _counter(
         "warden_journal_faults_total",
         "Times the journal was found broken, and put right: a file gone or altered, a write or an fsync that failed.",

@@ -297,7 +297,7 @@ class Crashes:
                 return
 
     def _revive(self) -> None:
-        """Triton 2.51 aborts now and then when many calls are cancelled at once (fixed in 25.06): not what this is of."""
+        """Triton 2.51 aborts now and then when many calls are cancelled (fixed in 25.06): not what this is of."""
         if not self._triton.alive:
             self.tally.triton_died += 1
             self._triton.revive()

@@ -261,11 +261,12 @@ class Stack:
     def readyz(self) -> dict[str, Any]:
         """The answer of /readyz; empty while nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{self.admin}/readyz", timeout=2) as answer:
-                found: dict[str, Any] = json.load(answer)
-        except urllib.error.HTTPError as fault:
-            found = json.load(fault)
-        except OSError:
+            try:
+                with urllib.request.urlopen(f"http://{self.admin}/readyz", timeout=2) as answer:
+                    found: dict[str, Any] = json.load(answer)
+            except urllib.error.HTTPError as fault:
+                found = json.load(fault)
+        except (OSError, ValueError):  # it may also end amid its answer
             return {}
         return found
 

@@ -15,7 +15,7 @@ from time import monotonic
 
 import pytest
 
-from audit.journal import SYNC_DEADLINE_S, FaultKind, Follower, Journal, JournalFault, State, write_shipped
+from audit.journal import SYNC_DEADLINE_S, FaultKind, Follower, Journal, JournalFault, Pressure, State, write_shipped
 from audit.segments import segments_in
 from sidecar.core.model import Secret
 from tests.support.journal import ORIGIN, ROOMY, ROOT, FaultyFiles, crash, entries, open_journal, wall_ns
@@ -160,6 +160,44 @@ def test_max_bytes_refuses_new_calls(tmp_path: Path) -> None:
         assert journal.nbytes < 5400
     assert journal.state is State.FULL
     assert isinstance(journal.append(b"x" * 200, reserve=True), int)
+
+
+def test_the_ladder_is_climbed_and_left_with_what_can_be_freed(tmp_path: Path) -> None:
+    """What is shipped counts for nothing, though it is kept: it goes as soon as its space is needed."""
+    bounds = replace(SMALL, max_bytes=20_000, keep_s=2.0**40)
+    journal, at, climbed = open_journal(tmp_path, bounds=bounds), 1.0, [Pressure.NONE]
+    while journal.state is State.OK:
+        assert isinstance(journal.append(b"x" * 300, tenant="flood"), int)
+        at += 1.0
+        journal.tick(at)
+        if journal.pressure is not climbed[-1]:
+            climbed.append(journal.pressure)
+    assert climbed == [*Pressure]
+    assert journal.over("flood")
+    assert not journal.over("other")
+    assert journal.most_held[0] == "flood"
+    assert isinstance(journal.append(b"x", tenant="other"), JournalFault)
+    write_shipped(tmp_path, journal.next_sequence - 1)
+    for _ in range(3):
+        at += 1.0
+        journal.tick(at)
+    assert (journal.state, journal.pressure) == (State.OK, Pressure.NONE)
+    assert not journal.over("flood")
+    assert written(journal, b"y")
+    journal.close()
+
+
+def test_a_full_journal_opens_again_only_with_some_room(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    journal = open_journal(tmp_path, files=files, bounds=replace(SMALL, min_free=1000, max_bytes=10_000))
+    written(journal, b"x")
+    states = []
+    for at, free in enumerate((999, 1001, 1400, 1600), start=1):
+        files.free_bytes = free
+        journal.tick(float(at))
+        states.append(journal.state)
+    assert states == [State.FULL, State.FULL, State.OK, State.OK]
+    journal.close()
 
 
 def test_state_makes_no_system_call(tmp_path: Path) -> None:

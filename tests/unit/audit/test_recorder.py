@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from audit import record
-from audit.journal import Bounds, Journal
+from audit import folding, record
+from audit.journal import Bounds, FaultKind, Journal, Pressure
 from audit.recorder import DIMENSIONS, PARAMETERS, QUOTED_BYTES, TENSORS, TEXT_CHARS, JournalRecorder
 from audit.recovery import ENGINE_IDLE
+from audit.segments import segments_in
 from sidecar.core.governor import Governor, Output, Ports, Recorded, Refused
 from sidecar.core.model import (
     NO_FACTS,
@@ -35,6 +36,7 @@ from sidecar.core.model import (
     Limits,
     Method,
     ModelProfile,
+    OnPressure,
     Outcome,
     OutcomeKind,
     Principal,
@@ -269,8 +271,15 @@ def test_without_space_the_answer_is_audit_unavailable_but_admitted_calls_end(tm
     assert (denial.reason, denial.detail) == (Reason.AUDIT_UNAVAILABLE, "")
     assert denial.retry_after
     assert "full" in denial.internal
-    refused = real.refused(Refused(CALL, Denial(Reason.KEY_UNKNOWN), "digest"), AT)
-    assert refused is not None, "refusals are many: they may not eat the reserve"
+    before = journal.next_sequence
+    assert real.refused(Refused(CALL, Denial(Reason.MODEL_NOT_FOUND), "digest", PRINCIPAL), AT) is None
+    assert real.refused(Refused(CALL, Denial(Reason.KEY_UNKNOWN), "digest"), AT) is None
+    assert (journal.next_sequence, real.folded_refusals) == (before, 2), "refusals are many: only their count is kept"
+    real.fold(AT, last=True)
+    told = [entry.detail for entry in kept(tmp_path) if isinstance(entry, record.Event)]
+    assert [(each["reason"], each["from"], each["count"]) for each in told] == [
+        ("MODEL_NOT_FOUND", "tenant acme", 1), ("KEY_UNKNOWN", "10.1.2.0/24", 1),
+    ]  # fmt: skip
     assert real.output(recorded, Output(0, (b"x",)), AT) is None
     assert real.settled(recorded, Output(1, ()), Outcome(OutcomeKind.COMPLETED), Usage(), END) is None
 
@@ -497,3 +506,106 @@ def test_the_digest_is_of_the_version_that_answered(
     (entry,) = kept(tmp_path)
     assert isinstance(entry, record.Settled)
     assert entry.model_digest == recorded_digest
+
+
+def short_of_space(journal: Journal, files: FaultyFiles, at: float, *, used: float) -> None:
+    """So that ``used`` of the journal's capacity is held."""
+    files.free_bytes = ROOMY.min_free + int(journal.nbytes * (1 / used - 1))
+    journal.tick(at)
+
+
+def test_under_pressure_the_content_of_those_who_allow_it_is_a_length_and_a_digest(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    journal = open_journal(tmp_path, files=files)
+    real = recorder(journal)
+    assert isinstance(journal.append(b"x" * 200_000), int)
+    whole, before = admission(), Recorded(admission(on_pressure=OnPressure.SHED), AT)
+    before.admission = replace(before.admission, call=replace(CALL, id="before"))
+    real.admitted(before.admission, AT)
+    assert real.output(before, Output(0, (b"early ",)), AT) is None
+    short_of_space(journal, files, 1.0, used=0.85)
+    assert journal.pressure is Pressure.SHED
+    journal._shares.measure(1 << 40, tight=False)  # nobody is over a share: it is the journal that is short
+    shed = admission(on_pressure=OnPressure.SHED)
+    shed = replace(shed, call=replace(CALL, id="shed"))
+    for each in (whole, shed):
+        recorded = Recorded(each, AT)
+        assert real.admitted(each, AT) is None
+        assert real.output(recorded, Output(0, (b"words ",)), AT) is None
+        assert real.settled(recorded, Output(6, (b"more",)), Outcome(OutcomeKind.COMPLETED), Usage(), END) is None
+    assert real.output(before, Output(6, (b"late ",)), AT) is None
+    files.free_bytes = None
+    journal.tick(2.0)
+    assert journal.pressure is Pressure.NONE
+    assert real.output(before, Output(11, (b"later",)), AT) is None
+    assert real.settled(before, Output(16, (b"last",)), Outcome(OutcomeKind.COMPLETED), Usage(), END) is None
+    found = {call_id: kept_of(tmp_path, call_id) for call_id in (CALL.id, "shed", "before")}
+    assert found[CALL.id] == ("full", True, b"words more")
+    assert found["shed"] == ("metadata", False, b"")
+    assert found["before"] == ("full", True, b"early "), "no hole: what was shed is at the end"
+    assert real.shed_calls == 2
+    assert not real._shed
+
+
+def kept_of(directory: Path, call_id: str) -> tuple[str, bool, bytes]:
+    """The level that a call's record says, whether it has the prompt, and its output."""
+    level, prompt, output = "", False, b""
+    for entry in map(record.decode, (data for _, data in entries(directory)[1:])):
+        match entry:
+            case record.Admitted(call=facts) if facts.call_id == call_id:
+                level, prompt = facts.level, facts.prompt.parts is not None
+                assert facts.prompt.nbytes
+                assert len(facts.prompt.sha256) == 32
+            case record.Output() | record.Settled() if entry.call_id == call_id:
+                output += b"".join(entry.texts)
+            case _:
+                pass
+    return level, prompt, output
+
+
+def test_a_tenant_over_its_share_is_refused_or_shed_and_others_go_on(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    real = recorder(journal)
+    journal._shares.measure(1000, tight=False)
+    assert real.admitted(admission(), AT) is None
+    journal._shares.add("acme", 1000)
+    denial = real.admitted(admission(), AT)
+    assert denial is not None
+    assert (denial.reason, denial.internal) == (
+        Reason.AUDIT_UNAVAILABLE, "acme holds more of the journal than its share",
+    )  # fmt: skip
+    assert real.admitted(admission(on_pressure=OnPressure.SHED), AT) is None
+    other = admission()
+    assert real.admitted(replace(other, principal=replace(PRINCIPAL, tenant="birch")), AT) is None
+    assert real.refused(Refused(CALL, Denial(Reason.MODEL_NOT_FOUND), "digest", PRINCIPAL), AT) is None
+    assert real.folded_refusals == 1
+
+
+def test_a_flood_without_credentials_is_recorded_by_example_and_count(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    real = recorder(journal)
+    for _ in range(1000):
+        assert real.refused(Refused(CALL, Denial(Reason.KEY_UNKNOWN), "digest"), AT) is None
+    real.fold(AT)
+    assert len(kept(tmp_path)) == folding.WHOLE
+    real.fold(Instant(AT.wall_ns + int(folding.WINDOW_S * 1e9), AT.mono_ns))
+    event = kept(tmp_path)[-1]
+    assert isinstance(event, record.Event)
+    assert (event.kind, event.detail["count"], event.detail["reason"]) == ("refusals_counted", 900, "KEY_UNKNOWN")
+
+
+def test_a_mended_journal_says_so_once(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    real = recorder(journal)
+    assert real.admitted(admission(), AT) is None
+    segments_in(tmp_path)[0][1].unlink()
+    journal.tick(1.0)
+    journal.tick(2.5)
+    (fault,) = real.mended()
+    assert fault.kind is FaultKind.DELETED
+    assert real.mended() == ()
+    event = kept(tmp_path)[-1]
+    assert isinstance(event, record.Event)
+    assert (event.kind, event.detail["kind"], event.detail["rescued"], event.detail["lost"]) == (
+        "journal_mended", "deleted", 1, 0,
+    )  # fmt: skip

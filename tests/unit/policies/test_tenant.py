@@ -1,0 +1,63 @@
+"""policies.tenant: how a call of several data classes is recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from policies.document import TenantDoc
+from policies.tenant import Tenant, compile_tenant
+from sidecar.core.model import Durability, OnPressure
+
+
+def tenant(**audit: Any) -> Tenant:
+    places = {"processing": ["EU"], "storage": ["EU"], "telemetry": ["EU"]}
+    document = {
+        "tenant": "acme", "plan": "gold", "status": "active", "models": ["*"], "residency": places,
+        "audit": {"level": "full", "retention": "30d", **audit},
+    }  # fmt: skip
+    return compile_tenant("tenants/acme.yaml", TenantDoc.model_validate(document), None)
+
+
+CLASSES = {
+    "phi": {"durability": "strict", "on_pressure": "refuse"},
+    "logs": {"durability": "batch", "on_pressure": "shed"},
+    "plain": {"on_pressure": "shed"},
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "classes", "durability", "on_pressure"),
+    [
+        (None, (), None, OnPressure.REFUSE),
+        (None, ("unnamed",), None, OnPressure.REFUSE),
+        (None, ("phi",), Durability.STRICT, OnPressure.REFUSE),
+        (None, ("logs",), Durability.BATCH, OnPressure.SHED),
+        (None, ("logs", "phi"), Durability.STRICT, OnPressure.REFUSE),
+        (None, ("logs", "plain"), None, OnPressure.SHED),  # plain's is the sidecar's own, which may be strict
+        ("strict", ("logs", "plain"), Durability.STRICT, OnPressure.SHED),
+        ("strict", ("logs",), Durability.BATCH, OnPressure.SHED),
+    ],
+)
+def test_the_strictest_word_of_each_class_counts(
+    own: str | None, classes: tuple[str, ...], durability: Durability | None, on_pressure: OnPressure
+) -> None:
+    more = {} if own is None else {"durability": own}
+    rule = tenant(classes=CLASSES, **more).audit_of(classes)
+    assert (rule.durability, rule.on_pressure, rule.retention_days) == (durability, on_pressure, 30)
+
+
+def test_nobodys_content_is_shed_unless_its_document_says_so() -> None:
+    assert tenant().audit.on_pressure is OnPressure.REFUSE
+    assert tenant(on_pressure="shed").audit.on_pressure is OnPressure.SHED
+
+
+@pytest.mark.parametrize(
+    "audit",
+    [{"on_pressure": "drop"}, {"classes": {"phi": {"durability": "never"}}}, {"classes": {"phi": {"level": "full"}}}],
+)
+def test_a_word_that_means_nothing_is_an_error(audit: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        tenant(**audit)
