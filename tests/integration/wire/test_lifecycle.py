@@ -280,7 +280,7 @@ def _shipping_stopped(sidecar: Sidecar) -> Iterator[None]:
 
 class TestFullJournal:
     def test_nothing_is_forwarded_that_cannot_be_recorded(self, own: Launch, triton: Any) -> None:
-        journal = {"max_bytes": "256KiB", "segment_bytes": "64KiB"}
+        journal = {"max_bytes": "256KiB", "segment_bytes": "64KiB", "tenant_share": 1.0}
         sidecar = own(overrides={"audit": {"journal": journal}})
         headers = sidecar.headers()
         with sidecar.bare() as bare, _shipping_stopped(sidecar):
