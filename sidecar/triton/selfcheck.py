@@ -42,6 +42,7 @@ class FindingName(StrEnum):
     FRONTENDS = "other-frontends"
     FLAGS_UNSEEN = "flags-unseen"
     VERSION = "version-old"
+    CANCEL_RACE = "cancel-race"
     TRACING_OFF = "tracing-off"
     TRACE_TENSORS = "trace-tensors"
     LOG_VERBOSE = "log-verbose"
@@ -68,6 +69,7 @@ SEVERITY: Final[Mapping[FindingName, Severity]] = {
     FindingName.FRONTENDS: _WARNING,
     FindingName.FLAGS_UNSEEN: _INFO,
     FindingName.VERSION: _WARNING,
+    FindingName.CANCEL_RACE: _CRITICAL,
     FindingName.TRACING_OFF: _WARNING,
     FindingName.TRACE_TENSORS: _CRITICAL,
     FindingName.LOG_VERBOSE: _WARNING,
@@ -240,15 +242,17 @@ def _version(version: str | None) -> Iterator[Finding]:
         yield Finding(FindingName.VERSION, f"Triton's version {version[:32]!a} cannot be read; 2.70 (26.06) is needed")
         return
     number = (int(found[1]), int(found[2]))
-    if number < MINIMUM:
-        races = (
-            " One client's cancel at the end of its stream can end this release for everybody (CVE-2025-23322)."
-            if number < RACES_UNTIL
-            else ""
+    if number < RACES_UNTIL:
+        yield Finding(
+            FindingName.CANCEL_RACE,
+            f"Triton {found[0]} dies, or hangs, of a cancel that meets a response of the same stream (CVE-2025-23322, "
+            "fixed in 25.06): a client that leaves can end it for everybody. "
+            "Upgrade to 26.06 (2.70)",
         )
+    elif number < MINIMUM:
         yield Finding(
             FindingName.VERSION,
-            f"Triton {found[0]} is older than 2.70 (26.06), and lacks fixes of known vulnerabilities.{races} Upgrade",
+            f"Triton {found[0]} is older than 2.70 (26.06), and lacks fixes of known vulnerabilities. Upgrade",
         )
 
 

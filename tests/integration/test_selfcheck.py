@@ -67,7 +67,7 @@ def test_everything_that_is_amiss_is_found_and_it_is_a_no(careless: RunningTrito
     code, told, _ = check(tmp_path, careless.addresses.grpc, ports(careless))
     found = {each["name"]: each for each in told["findings"]}
     expected = {
-        "model-control-explicit", "header-forwarding", "grpc-port-reused", "version-old", "tracing-off", "log-verbose",
+        "model-control-explicit", "header-forwarding", "grpc-port-reused", "cancel-race", "tracing-off", "log-verbose",
         "restricted-secret-none", "canary-version-absent", "prefix-cache-shared",
     }  # fmt: skip
     if local_addresses(_read("/proc/net/fib_trie"), _read("/proc/net/if_inet6")):
@@ -76,18 +76,20 @@ def test_everything_that_is_amiss_is_found_and_it_is_a_no(careless: RunningTrito
         assert f":{grpc}" in found["reachable-from-outside"]["detail"]
         assert f":{ports(careless)[0]}" not in found["reachable-from-outside"]["detail"]
     assert {name for name in found if name != "alias-target-absent"} == expected
-    assert "2.51" in found["version-old"]["detail"]
+    assert "2.51" in found["cancel-race"]["detail"]
     assert "embed:2" in found["canary-version-absent"]["detail"]
     assert (code, told["ok"], told["problems"]) == (1, False, [])
 
 
-def test_a_careful_one_is_a_yes_and_keeps_its_secret(careful: RunningTriton, tmp_path: Path) -> None:
+def test_a_careful_one_lacks_but_a_later_release_and_keeps_its_secret(careful: RunningTriton, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     section = {"restricted_secret": {"key": "warden", "file": str(secret)}}
     code, told, _ = check(tmp_path, careful.addresses.grpc, ports(careful), **section)
-    assert {each["name"] for each in told["findings"]} == {"version-old", "prefix-cache-shared"}
-    assert (code, told["ok"]) == (0, True)
+    assert {each["name"]: each["severity"] for each in told["findings"]} == {
+        "cancel-race": "critical", "prefix-cache-shared": "warning",
+    }  # fmt: skip
+    assert (code, told["ok"]) == (1, False)
     assert SECRET not in json.dumps(told)
 
 

@@ -66,8 +66,8 @@ def test_it_looks_until_triton_answers_and_tells_each_finding_once(caplog: pytes
     caplog.set_level(logging.INFO)
     seen: list[Seen | None] = [
         None,
-        Seen(version="2.51", flags={}),
-        Seen(version="2.51", flags={}),
+        Seen(version="2.60", flags={}),
+        Seen(version="2.60", flags={}),
         Seen(version="2.70", flags={}),
     ]
     check = SelfCheck(lambda: seen.pop(0), Stated)

@@ -54,7 +54,7 @@ CASES: list[tuple[FindingName, Seen, Stated, str]] = [
     (FindingName.REUSED_PORT, replace(GOOD, flags={"reuse-grpc-port": ("",)}), SAID, "--reuse-grpc-port"),
     (FindingName.FRONTENDS, replace(GOOD, flags={"allow-vertex-ai": ("true",)}), SAID, "--allow-vertex-ai"),
     (FindingName.VERSION, replace(GOOD, version="2.69.1"), SAID, "Triton 2.69 is older than 2.70 (26.06)"),
-    (FindingName.VERSION, replace(GOOD, version="2.51.0"), SAID, "CVE-2025-23322"),
+    (FindingName.CANCEL_RACE, replace(GOOD, version="2.58.0"), SAID, "CVE-2025-23322"),
     (FindingName.VERSION, replace(GOOD, version="main"), SAID, "cannot be read"),
     (FindingName.TRACING_OFF, replace(GOOD, trace={**TRACED, "trace_level": ("OFF",)}), SAID, "--trace-config"),
     (FindingName.TRACING_OFF, replace(GOOD, trace={**TRACED, "trace_mode": ("triton",)}), SAID, "--trace-config"),
@@ -136,7 +136,7 @@ def test_what_harms_nobody_is_not_found(seen: Seen, stated: Stated) -> None:
 
 
 def test_the_worst_comes_first_and_long_lists_are_cut() -> None:
-    seen = replace(GOOD, flags=None, version="2.51", reachable=tuple(("10.0.0.1", n) for n in range(20)))
+    seen = replace(GOOD, flags=None, version="2.60", reachable=tuple(("10.0.0.1", n) for n in range(20)))
     findings = judge(seen, SAID)
     assert [each.severity for each in findings] == [Severity.CRITICAL, Severity.WARNING, Severity.INFO]
     assert "and 12 more" in findings[0].detail
