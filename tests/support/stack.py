@@ -10,17 +10,22 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as kserve
 
 from sidecar.cli.demo.otlp import OtlpReceiver, start_otlp
 from sidecar.cli.demo.triton import Addresses, RunningTriton, start_triton
+from sidecar.triton.methods import KSERVE
+from tests.support.kserve import packed
+from tests.support.kserve import request as kserve_request
 
 ROOT = Path(__file__).parents[2]
 REPOSITORIES = (ROOT / "examples" / "models", ROOT / "tests" / "support" / "models")
 MODELS = tuple(sorted(path.parent.name for repository in REPOSITORIES for path in repository.glob("*/config.pbtxt")))
 STREAM_DEADLINE_S = 90.0  # from one response to the next, on a machine that others use too
+WELL_WITHIN_S = 30.0
 _POLL_S = 0.02
 
 T = TypeVar("T")
@@ -48,8 +53,25 @@ class Triton:
     def alive(self) -> bool:
         return self.running.process.poll() is None
 
+    @property
+    def well(self) -> bool:
+        """Whether it answers a stream: a cancel may have left its one thread for streams in a deadlock."""
+        if not self.alive:
+            return False
+        message = kserve_request(
+            "slow", ("text_input", "BYTES", [1], packed(b"a")), ("count", "INT32", [1], b"\1\0\0\0")
+        )
+        with grpc.insecure_channel(self.grpc, options=(("grpc.use_local_subchannel_pool", 1),)) as channel:
+            call = channel.stream_stream(f"{KSERVE}ModelStreamInfer")
+            try:
+                return bool(list(call(iter([message.SerializeToString()]), timeout=WELL_WITHIN_S)))
+            except grpc.RpcError:
+                return False
+
     def revive(self) -> None:
         """Start it again at the same addresses; what the dead one said is kept beside the new one's log."""
+        self.running.process.kill()  # one that hangs is alive
+        self.running.process.wait()
         log = self.running.log
         log.replace(log.with_suffix(f".{self.running.process.pid}.log"))
         self.running = _start(self.running.log.parent, self.report, self.otlp, self.running.addresses)
