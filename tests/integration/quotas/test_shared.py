@@ -17,7 +17,7 @@ from tests.support.shared import LEASES, PODS, RATE, drive, pods, share, shared_
 from tests.support.sidecar import Bare, Launch, Sidecar, hold
 from tests.support.stack import Triton, eventually
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]  # three sidecars start one after the other
 
 
 @pytest.fixture
