@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from audit.asking import ask
 from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError, Survivors
 from audit.secretfile import KeyFault, read_secret
 
@@ -23,6 +24,7 @@ _SAFE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _TOKEN_BYTES: Final = 4096
 _ANSWER_BYTES: Final = 1 << 20
 TIMEOUT: Final = 3.0  # seconds of one step on the network
+WHOLE: Final = 10.0  # seconds of one answer, however it drips
 # What the engine says of a version below min_decryption_version, and of bytes that are not what it made.
 _GONE: Final = ("too old", "disallowed by policy", "no such version", "key version")
 _ALTERED: Final = ("authentication failed", "invalid ciphertext", "illegal base64", "no prefix", "invalid nonce")
@@ -37,6 +39,24 @@ class Transit:
     mount: str = "transit"
     prefix: str = "warden-"
     ca_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """One key by its versions: the ``latest``, the first that is ``available`` at all, those ``usable`` to decrypt."""
+
+    latest: int
+    available: int
+    usable: tuple[int, ...]
+
+
+def _key(told: Any) -> _Key:
+    """Raises whatever comes of it that it is none."""
+    latest, available = int(told["latest_version"]), int(told.get("min_available_version", 0))
+    if latest < 1:
+        raise ValueError("no version")
+    first = max(int(told.get("min_decryption_version", 1)), available)
+    return _Key(latest, available, tuple(sorted(version for version in map(int, told["keys"]) if version >= first)))
 
 
 class TransitKeys:
@@ -55,18 +75,15 @@ class TransitKeys:
             found = self._read(tenant)
         if found is None:
             raise KeyFaultError(f"{self._place.address}: a key that was just made is not there")
-        return int(found["latest_version"])
+        return found.latest
 
     def versions(self, tenant: str) -> list[int]:
         found = self._read(tenant)
-        if found is None:
-            return []
-        first = max(int(found.get("min_decryption_version", 1)), int(found.get("min_available_version", 0)))
-        return sorted(version for version in map(int, found["keys"]) if version >= first)
+        return [] if found is None else list(found.usable)
 
     def destroyed(self, tenant: str, version: int) -> bool:
         found = self._read(tenant)
-        return found is not None and 0 < version < int(found.get("min_available_version", 0))
+        return found is not None and 0 < version < found.available
 
     def wrap(self, tenant: str, version: int, key: bytes, context: bytes) -> bytes:
         told = {"plaintext": _b64(key), "associated_data": _b64(context), "key_version": version}
@@ -87,7 +104,13 @@ class TransitKeys:
         found = self._text(self._call("POST", f"hmac/{self._name(tenant)}", told), "hmac")
         if not found.startswith(f"vault:v{version}:"):
             raise KeyFaultError(f"{self._place.address}: made a MAC under another version than was asked for")
-        return base64.b64decode(found.rpartition(":")[2])[:16]
+        try:
+            mac = base64.b64decode(found.rpartition(":")[2], validate=True)[:16]
+        except ValueError:
+            mac = b""
+        if len(mac) != 16:
+            raise KeyFaultError(f"{self._place.address}: what it calls a MAC is none")
+        return mac
 
     def rotate(self, tenant: str) -> int:
         self.current(tenant)
@@ -113,13 +136,13 @@ class TransitKeys:
             return f"{self._place.prefix}t-{tenant}"
         return f"{self._place.prefix}x-{hashlib.sha256(tenant.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
-    def _read(self, tenant: str) -> dict[str, Any] | None:
+    def _read(self, tenant: str) -> _Key | None:
         found = self._call("GET", f"keys/{self._name(tenant)}", None)
         if found is None:
             return None
         try:
-            return {**found["data"], "latest_version": int(found["data"]["latest_version"])}
-        except (KeyError, TypeError, ValueError):
+            return _key(found["data"])
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             raise KeyFaultError(f"{self._place.address}: describes no key where one was asked for") from None
 
     def _text(self, found: dict[str, Any] | None, name: str) -> str:
@@ -138,11 +161,12 @@ class TransitKeys:
             return None
         try:
             found = json.loads(data) if data else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             raise KeyFaultError(f"{self._place.address}: answers {status} with what is no JSON") from None
         if status < 300 and isinstance(found, dict):
             return found
-        words = " ".join(map(str, found.get("errors", ()))) if isinstance(found, dict) else ""
+        errors = found.get("errors") if isinstance(found, dict) else None
+        words = " ".join(map(str, errors)) if isinstance(errors, list) else ""
         if status == http.HTTPStatus.BAD_REQUEST and any(sign in words for sign in _ALTERED):
             raise KeyAlteredError(f"{self._place.address}: {words[:200]}")
         if status == http.HTTPStatus.BAD_REQUEST and any(sign in words for sign in _GONE):
@@ -160,16 +184,13 @@ class TransitKeys:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT)
         headers = {"X-Vault-Token": token.decode("ascii", "ignore").strip(), "Content-Type": "application/json"}
         try:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            data = answer.read(_ANSWER_BYTES + 1)
-        except (TimeoutError, OSError, http.client.HTTPException) as fault:
+            told = None if body is None else json.dumps(body)
+            status, data = ask(connection, method, path, told, headers, most=_ANSWER_BYTES, within=WHOLE)
+        except (OSError, http.client.HTTPException) as fault:
             raise KeyFaultError(f"{self._place.address}: {fault or type(fault).__name__}") from None
-        finally:
-            connection.close()
         if len(data) > _ANSWER_BYTES:
             raise KeyFaultError(f"{self._place.address}: its answer is longer than {_ANSWER_BYTES} bytes")
-        return answer.status, data
+        return status, data
 
 
 def _b64(data: bytes) -> str:

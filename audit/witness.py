@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from audit.asking import ask
 from audit.merkle import Tree, leaf_hash
 from audit.spool import write_whole
 from audit.tlog import NoteError, Verifier, cosignature_time, parse_checkpoint, parse_note
@@ -19,8 +21,10 @@ from audit.tlog import NoteError, Verifier, cosignature_time, parse_checkpoint, 
 __all__ = ["Witness", "WitnessError", "Witnesses", "add_checkpoint"]
 
 TIMEOUT: Final = 5.0  # seconds of one step on the network
+WHOLE: Final = 15.0  # seconds of one answer, however it drips
 AGAIN: Final = 3600.0  # seconds after which the same head is cosigned anew: so is told that nothing was cut off since
 _ANSWER_BYTES: Final = 64 * 1024
+_SIZE: Final = re.compile(r"[0-9]{1,18}")
 
 
 class WitnessError(OSError):
@@ -39,7 +43,7 @@ def add_checkpoint(witness: Witness, old: int, proof: Sequence[bytes], note: str
     """The lines it signed with, or the size that it has seen where that is not ``old``. Raises WitnessError."""
     head = "".join(f"{base64.b64encode(each).decode()}\n" for each in proof)
     status, answer = _post(f"{witness.url.rstrip('/')}/add-checkpoint", f"old {old}\n{head}\n{note}".encode())
-    if status == http.HTTPStatus.CONFLICT and answer.strip().isdigit():
+    if status == http.HTTPStatus.CONFLICT and _SIZE.fullmatch(answer.strip()):
         return int(answer)
     if status != http.HTTPStatus.OK:
         raise WitnessError(f"{witness.url}: answers {status} {answer.strip()[:200]}".rstrip())
@@ -56,17 +60,14 @@ def _post(url: str, body: bytes) -> tuple[int, str]:
     place = urlsplit(url)
     kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
     connection = kind(place.hostname or "", place.port, timeout=TIMEOUT)
+    headers = {"Content-Type": "text/plain; charset=utf-8"}
     try:
-        connection.request("POST", place.path, body, {"Content-Type": "text/plain; charset=utf-8"})
-        answer = connection.getresponse()
-        data = answer.read(_ANSWER_BYTES + 1)
+        status, data = ask(connection, "POST", place.path, body, headers, most=_ANSWER_BYTES, within=WHOLE)
     except (OSError, http.client.HTTPException) as fault:
         raise WitnessError(f"{url}: {fault or type(fault).__name__}") from None
-    finally:
-        connection.close()
     if len(data) > _ANSWER_BYTES:
         raise WitnessError(f"{url}: its answer is longer than {_ANSWER_BYTES} bytes")
-    return answer.status, data.decode("utf-8", "replace")
+    return status, data.decode("utf-8", "replace")
 
 
 class Witnesses:
@@ -111,7 +112,7 @@ class Witnesses:
             for witness in due:
                 try:
                     lines.append(self._ask(witness, leaves, note, size))
-                except WitnessError as fault:
+                except (OSError, ValueError) as fault:  # one that lies is no reason to lose what others signed
                     faults.append(str(fault))
             self.fault = "; ".join(faults)[:500]
             if lines:

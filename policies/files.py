@@ -41,7 +41,7 @@ def read_files(directory: Path) -> dict[str, bytes] | list[Problem]:
                 bounds = f"a bundle holds at most {MAX_FILES} files and {MAX_BYTES} bytes"
                 problems.append(Problem(name, 1, 1, "", bounds))
                 break
-            data = _read(root, name, path)
+            data = _read(root, name, path) if name.isprintable() else _unprintable(name)
             if isinstance(data, Problem):
                 problems.append(data)
             else:
@@ -85,6 +85,11 @@ def _read(root: Path, name: str, path: Path) -> bytes | Problem:
     if len(data) > MAX_FILE_BYTES:
         return Problem(name, 1, 1, "", f"larger than {MAX_FILE_BYTES} bytes")
     return data
+
+
+def _unprintable(name: str) -> Problem:
+    """Nor is what is no UTF-8 printable: no digest, record or message could name it."""
+    return Problem(name.encode("unicode_escape").decode(), 1, 1, "", "a file's name that can't be printed")
 
 
 def _belongs(name: str) -> bool:

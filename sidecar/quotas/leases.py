@@ -24,6 +24,7 @@ CONNECT_S: Final = 0.5  # for a connection to it, TLS included
 ALIVE_S: Final = 0.5  # a pod that wants nothing says so often that it is there
 POD_TTL_MS: Final = LEASE_NS // 1_000_000  # a pod that says nothing for so long is gone, and its slots are free again
 GRACE_MS: Final = 2_000  # within which every pod that is there has told what it holds
+PODS: Final = 100_000  # that share one Redis, at most: more than that it can't have counted
 _BATCH: Final = 256  # leases a script call, so that none holds Redis up
 _FAILURES: Final = 2  # in a row, until Redis counts as away
 _RETRY_S: Final = (0.5, 1.5)  # while it is away; at random within, so that pods don't come back all at once
@@ -234,6 +235,18 @@ def _nobody_waits() -> None:
     """No wire has asked to be told yet."""
 
 
+def _sound(answer: list[int], wants: Sequence[Want]) -> list[int]:
+    """An answer as the script gives one. Raises ``ValueError``: what was never asked for is no lease."""
+    if len(answer) != 1 + 2 * len(wants):
+        raise ValueError(f"Redis told {len(answer)} numbers, not {1 + 2 * len(wants)}")
+    if not 1 <= answer[0] <= PODS:
+        raise ValueError(f"Redis told of {answer[0]} pods")
+    for want, granted, wait_ms in zip(wants, answer[1::2], answer[2::2], strict=True):
+        if not 0 <= granted <= want.units or wait_ms < 0:
+            raise ValueError(f"Redis granted {granted} of {want.units}, the next in {wait_ms} ms")
+    return answer
+
+
 class LeaseKeeper:
     """One a process. ``prefix`` names the region: a limit is never shared across jurisdictions.
 
@@ -313,7 +326,7 @@ class LeaseKeeper:
             arguments += [str(want.units), str(want.owed), str(want.returns), str(want.shared)]
         try:
             self.round_trips += 1
-            answer = self._run(keys, arguments)
+            answer = _sound(self._run(keys, arguments), wants)
         except Exception as fault:  # noqa: BLE001 — whatever it is, Redis did not answer
             self._away(wants, now, why(fault))
             return False

@@ -36,6 +36,7 @@ class PolicyWatch:
         self._in_force = InForce(settings.audit.journal.directory, settings.mode, announcer)
         self._told: object = None  # the problems of a bad bundle that were logged already
         self._refused: str = ""  # the first of them, while the directory is bad
+        self._crash: list[Problem] = []  # a fault of ours while loading, for as long as it is the same one
         self._next_look = 0.0
         self._ending = threading.Event()
         source.pause = self._pause
@@ -87,9 +88,19 @@ class PolicyWatch:
             found = self._source.reload()
             if isinstance(found, Loaded):
                 gc.freeze()
+        except Exception as fault:  # noqa: BLE001 — the old bundle stays, and who made the new one must learn of it
+            return self._crashed(fault)
         finally:
             gc.enable()
+        self._crash = []
         return found
+
+    def _crashed(self, fault: Exception) -> list[Problem]:
+        words = f"a fault of the loader's own: {type(fault).__name__}"
+        if not self._crash or self._crash[0].message != words:
+            _LOG.error("bundle.crashed", exc_info=fault)
+            self._crash = [Problem(str(self._settings.policy.bundle), 1, 1, "", words)]
+        return self._crash
 
     def _pause(self) -> None:
         """Between two documents: whoever waits for the interpreter has it first."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["LINE", "WAITING", "Line", "WaitingRoom"]
 
 WAITING: Final = 1024  # calls at most; more are refused as if nobody could wait
-LINE: Final = 512  # in one line: no tenant takes all of it
+LINE: Final = 512  # of one tenant, in all its lines: none takes all of it
 _OF_TIME: Final = frozenset({Reason.RATE_REQUESTS, Reason.RATE_TOKENS, Reason.RATE_COMPUTE})
 _LEAST: Final = 0.001  # seconds
 _GONE: Final = Denial(Reason.CLIENT_CANCELLED, internal="it left while it waited behind others for room")
@@ -59,6 +59,7 @@ class WaitingRoom:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lines: dict[Line, deque[_Waiter]] = {}
+        self._of: dict[str, int] = {}  # by tenant
         self._count = 0
 
     def __len__(self) -> int:
@@ -133,10 +134,12 @@ class WaitingRoom:
 
     def _join(self, line: Line, queue_ns: int) -> _Waiter | None:
         """The last place of the line; None where no more may wait."""
+        tenant, _ = line
         with self._lock:
-            waiters = self._lines.get(line)
-            if self._count >= WAITING or (waiters is not None and len(waiters) >= LINE):
+            waiters, own = self._lines.get(line), self._of.get(tenant, 0)
+            if self._count >= WAITING or own >= LINE:
                 return None
+            self._of[tenant] = own + 1
             if waiters is None:
                 waiters = self._lines[line] = deque()
             waiters.append(waiter := _Waiter(queue_ns))
@@ -148,7 +151,11 @@ class WaitingRoom:
 
     def _leave(self, line: Line, waiter: _Waiter) -> None:
         """Whoever is the first now may ask."""
+        tenant, _ = line
         with self._lock:
+            self._of[tenant] -= 1
+            if not self._of[tenant]:
+                del self._of[tenant]
             waiters = self._lines[line]
             was_first = waiters[0] is waiter
             waiters.remove(waiter)

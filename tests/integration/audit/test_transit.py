@@ -171,6 +171,8 @@ LIES: list[tuple[str, dict[str, Any]]] = [
     ("a plaintext that is none", {"decrypt": {"data": {"plaintext": "%%"}}}),
     ("no JSON", {}),
     ("a list", {"decrypt": [1]}),
+    ("a key that is none", {"keys": {"data": {"latest_version": "two", "keys": 7}}}),
+    ("an infinite version", {"keys": {"data": {"latest_version": float("inf"), "keys": {}}}}),
 ]
 
 

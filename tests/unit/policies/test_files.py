@@ -87,6 +87,15 @@ def test_links_in_a_circle_are_told(bundle: Path) -> None:
     assert found[2:], "a folder that is the bundle itself"
 
 
+@pytest.mark.parametrize("name", [b"tenants/\xff.yaml", b"access/a\nb.cedar", b"\xfe", b"tenants/\x1b[2J.yaml"])
+def test_a_name_that_cannot_be_printed_is_told(bundle: Path, name: bytes) -> None:
+    with open(os.path.join(os.fsencode(bundle), name), "wb"):  # noqa: PTH118, PTH123 — a Path's name is text
+        pass
+    (words,) = told(bundle)
+    assert words.isprintable()
+    assert words.endswith("a file's name that can't be printed")
+
+
 def test_a_file_of_100_mb_is_refused_without_being_read(bundle: Path) -> None:
     with (bundle / "tenants" / "huge.yaml").open("wb") as file:
         file.truncate(100 * 2**20)

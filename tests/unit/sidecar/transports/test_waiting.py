@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from sidecar.core.model import Denial, Forward, replace
 from sidecar.core.reasons import Reason
 from sidecar.transports.exchange import Exchange
@@ -125,11 +127,13 @@ async def test_another_models_line_does_not_wait() -> None:
     await task
 
 
-async def test_one_line_does_not_take_the_whole_room() -> None:
+@pytest.mark.parametrize("models", [("chat",), ("chat", "rag", "embed")])
+async def test_one_tenant_does_not_take_the_whole_room(models: tuple[str, ...]) -> None:
     world = World(ports=FakePorts(denials={"reserve": FULL}))
     tasks = []
+    requests = [chat(model=model).SerializeToString() for model in models]
     for n in range(LINE + 3):
-        exchange = Exchange(world.services, replace(world.context(INFER).call(REQUEST), id=f"c{n}"))
+        exchange = Exchange(world.services, replace(world.context(INFER).call(requests[n % len(models)]), id=f"c{n}"))
         tasks.append(asyncio.create_task(exchange.opened(world.context(INFER))))
     while sum(task.done() for task in tasks) < 3:
         await asyncio.sleep(0)
@@ -138,4 +142,5 @@ async def test_one_line_does_not_take_the_whole_room() -> None:
         task.cancel()
     await asyncio.wait(tasks)
     assert len(world.services.waiting) == 0
+    assert not world.services.waiting._of
     assert world.stage.kinds == ["refused"] * (LINE + 3)
