@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Struct, field
 
+from sidecar.core.denial import Denial
 from sidecar.core.reasons import Reason
-
-if TYPE_CHECKING:
-    from sidecar.core.model import Denial
 
 __all__ = [
     "NO_FACTS",

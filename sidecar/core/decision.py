@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from sidecar.core.model import (
@@ -14,11 +13,10 @@ from sidecar.core.model import (
     Denial,
     Finding,
     Forward,
-    Head,
-    InferenceFacts,
     Limits,
     MalformedRequest,
     Principal,
+    Refused,
     Verdict,
     replace,
 )
@@ -28,23 +26,9 @@ from sidecar.core.routing import NO_ROUTE, route
 if TYPE_CHECKING:
     from sidecar.core.ports import Policy
 
-__all__ = ["OBSERVED", "Decision", "Refused", "Stop", "forbidden", "unenforced"]
+__all__ = ["OBSERVED", "Decision", "Stop", "forbidden", "unenforced"]
 
 OBSERVED: Final = Principal(tenant="(observed)", name="(no credential)", kind="observed")
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A call that was refused, with all that was known of it by then (for its record)."""
-
-    call: Call
-    denial: Denial
-    bundle: str
-    principal: Principal | None = None
-    head: Head = NO_HEAD
-    verdict: Verdict | None = None
-    facts: InferenceFacts = NO_FACTS
-    findings: tuple[Finding, ...] = ()
 
 
 class Stop(Exception):  # noqa: N818 — control flow inside one function, never seen outside

@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sidecar.core.decision import OBSERVED, Decision, Refused, Stop, forbidden, unenforced
+from sidecar.core.decision import OBSERVED, Decision, Stop, forbidden, unenforced
 from sidecar.core.endings import Ending, Owed
 from sidecar.core.model import (
     NO_HEAD,
@@ -28,6 +28,7 @@ from sidecar.core.model import (
     Outcome,
     OutcomeKind,
     Principal,
+    Refused,
     Reservation,
     ResponseFacts,
     Usage,

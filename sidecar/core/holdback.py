@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sidecar.core.ports import Watch
+    from sidecar.core.watch import Watch
 
 __all__ = ["HoldBack"]
 

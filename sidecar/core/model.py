@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,7 +29,8 @@ from sidecar.core.calls import (
     TensorFacts,
     TraceContext,
 )
-from sidecar.core.reasons import REASONS, Code, Reason
+from sidecar.core.denial import Denial
+from sidecar.core.reasons import Code, Reason
 from sidecar.core.routing import NO_ROUTE, Route
 from sidecar.core.terms import (
     Allowance,
@@ -48,9 +49,7 @@ from sidecar.core.terms import (
     RequestRate,
     Share,
 )
-
-if TYPE_CHECKING:
-    from sidecar.core.ports import Guards
+from sidecar.core.watch import Finding, Guards
 
 __all__ = [
     "NO_FACTS",
@@ -90,6 +89,7 @@ __all__ = [
     "Principal",
     "Quantity",
     "Redaction",
+    "Refused",
     "RequestRate",
     "Reservation",
     "ResponseFacts",
@@ -127,41 +127,6 @@ class Principal(Struct, frozen=True):
     data_classes: tuple[str, ...] = ()  # of whatever is sent with this credential, beside what the call itself says
 
 
-class Denial(Struct, frozen=True):
-    """A refusal. ``detail`` is shown to the caller; ``internal`` goes to the record and the log only.
-
-    ``retry_after`` is in seconds. ``rule`` names what decided: a policy's id, a document's path, or a limit.
-    ``resident``: residency was looked at and lets this tenant's data be here, whatever else refuses the call.
-    ``always``: enforced in mode observe too, because the call could end the server that everybody uses.
-    """
-
-    reason: Reason
-    detail: str = ""
-    retry_after: float | None = None
-    rule: str = ""
-    internal: str = ""
-    metadata: tuple[tuple[str, str], ...] = ()  # extra ErrorInfo metadata
-    queue_ns: int = 0  # how long the call may wait for room instead of being refused at once
-    policy: tuple[int, int] = (0, 0)  # the quota and its window (s), as the RateLimit-Policy field states them
-    resident: bool = False
-    always: bool = False
-
-    @property
-    def public(self) -> str:
-        """The text a caller reads: the table's sentence and this refusal's detail."""
-        text = REASONS[self.reason].public
-        return f"{text}: {self.detail}" if self.detail else text
-
-
-class Finding(Struct, frozen=True, array_like=True):
-    """What a guard found in a call's content. ``enforced`` stands apart: "none" in shadow and in mode ``observe``."""
-
-    guard: str
-    on: str  # prompt | output
-    verdict: str  # deny | flag
-    enforced: str  # deny | flag | none
-
-
 class Verdict(Struct, frozen=True):
     """An allow: the rule that decided, and what the bundle says of this tenant and model.
 
@@ -184,6 +149,19 @@ class Verdict(Struct, frozen=True):
     key_limits: Limits | None = None  # of the API key that asks, in place of ``limits.per_key``
     guards: Guards | None = None  # what the prompt and the output may hold; None: whatever they like
     loras: frozenset[str] = frozenset()  # the adapters that this tenant may use, by name or id
+
+
+class Refused(Struct, frozen=True):
+    """A call that was refused, with all that was known of it by then (for its record)."""
+
+    call: Call
+    denial: Denial
+    bundle: str
+    principal: Principal | None = None
+    head: Head = NO_HEAD
+    verdict: Verdict | None = None
+    facts: InferenceFacts = NO_FACTS
+    findings: tuple[Finding, ...] = ()
 
 
 # --- what it holds and how it ends --------------------------------------------------------------------------------

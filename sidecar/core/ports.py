@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from sidecar.core.governor import Output, Recorded, Refused
     from sidecar.core.model import (
         Admission,
         Allowance,
@@ -16,7 +13,6 @@ if TYPE_CHECKING:
         Credential,
         Demand,
         Denial,
-        Finding,
         Forward,
         Head,
         InferenceFacts,
@@ -27,11 +23,13 @@ if TYPE_CHECKING:
         Outcome,
         PoolSize,
         Principal,
+        Refused,
         Reservation,
         ResponseFacts,
         Usage,
         Verdict,
     )
+    from sidecar.core.recorded import Output, Recorded
 
 
 Sees = Callable[[str, str], bool]  # model, version ("": any) → whether the caller may know that it exists
@@ -110,61 +108,6 @@ class Reader(Protocol):
 
     def response(self, admission: Admission, message: bytes, sees: Sees) -> ResponseFacts:
         """One response message; ``nbytes`` is its length, as Triton sent it. Never raises: Triton is not the caller."""
-        ...
-
-
-class Watch(Protocol):
-    """Follows one call's output: what is found in it, and up to where it may be sent. Bounded memory.
-
-    Places are in bytes, one for each of the output's sequences (n, beams) so far.
-    """
-
-    @property
-    def holds(self) -> bool:
-        """Whether messages may have to wait; else all that was fed may be sent."""
-        ...
-
-    @property
-    def within_ns(self) -> int:
-        """How long a message may wait, at most."""
-        ...
-
-    def feed(self, texts: Sequence[bytes]) -> tuple[Finding, ...]:
-        """What is found now that ``texts``, one a sequence, follow all before them."""
-        ...
-
-    def look(self) -> tuple[Finding, ...]:
-        """What is found in all that was fed; ``feed`` may leave some of it for later."""
-        ...
-
-    def decide(self) -> tuple[Finding, ...]:
-        """What counts as found because it can be waited for no longer what follows."""
-        ...
-
-    def finish(self) -> tuple[Finding, ...]:
-        """What is found now that nothing follows."""
-        ...
-
-    def heard(self) -> tuple[int, ...]:
-        """All that was fed."""
-        ...
-
-    def cleared(self) -> tuple[int, ...]:
-        """What may be sent."""
-        ...
-
-    def doubted(self) -> tuple[int, ...]:
-        """What comes before anything in doubt."""
-        ...
-
-
-class Guards(Protocol):
-    """What a tenant's content may hold (``policies.guards``). Pure; bounded time for any length."""
-
-    def prompt(self, facts: InferenceFacts) -> tuple[Finding, ...]: ...
-
-    def watch(self, facts: InferenceFacts, *, enforce: bool = True) -> Watch | None:
-        """For one call's output; None: nothing looks at it. Without ``enforce`` it holds nothing."""
         ...
 
 
