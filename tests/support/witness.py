@@ -16,12 +16,13 @@ from audit.witness import Witness
 
 
 class WitnessServer:
-    """``log``: whose checkpoints it takes. ``down`` and ``forged`` are what a test does to it."""
+    """``log``: whose checkpoints it takes. ``down``, ``forged`` and ``noise`` are what a test does to it."""
 
     def __init__(self, log: Verifier) -> None:
         self.signer = Signer("witness.example", b"w" * 32, witness=True)
         self.log, self.size, self.root = log, 0, Frontier().root
         self.down = self.forged = False
+        self.noise = ""  # lines before its own
         self.asked: list[int] = []  # the statuses that were answered
         self.now = time.time
 
@@ -50,7 +51,7 @@ class WitnessServer:
             return 422, "the proof does not hold"
         self.size, self.root = checkpoint.size, checkpoint.root
         text = parsed.text if not self.forged else parsed.text.replace("\n", "x\n", 1)
-        return 200, self.signer.line(text, at=int(self.now()))
+        return 200, self.noise + self.signer.line(text, at=int(self.now()))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -117,6 +118,30 @@ def test_a_witness_that_is_down_or_signs_something_else_holds_up_nothing(
         setattr(server, fault, False)
     ship(dsn, tmp_path, journal, place)
     assert check(dsn, place).anchored
+
+
+def test_of_what_a_witness_says_only_its_own_line_is_kept(
+    dsn: str, tmp_path: Path, witness: tuple[WitnessServer, Witness]
+) -> None:
+    server, place = witness
+    wrong = base64.b64encode(server.log.key_hash + bytes(64)).decode()
+    server.noise = f"\u2014 {server.log.name} {wrong}\nno line at all\n"  # it would make the log's own count as wrong
+    ship(dsn, tmp_path, FakeJournal(), place)
+    report = check(dsn, place)
+    assert (report.faults, report.anchored) == ([], True)
+
+
+def test_a_witness_that_makes_no_sense_keeps_no_other_from_being_asked(
+    dsn: str, tmp_path: Path, witness: tuple[WitnessServer, Witness], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, place = witness
+    with serving(keys("fleet")) as (mad, other):
+        monkeypatch.setattr(mad, "answer", lambda _: (409, "\u00b2"))  # a digit, but no number
+        journal = FakeJournal()
+        journal.append(*completed())
+        with Shipping(journal, dsn, tmp_path, witnesses=[other, place]) as shipping:
+            wait_until(lambda: shipping.fault or cosigned(dsn))
+        assert shipping.fault is None
 
 
 def test_the_command_takes_witnesses_from_the_configuration(
