@@ -116,7 +116,10 @@ class JournalRecorder:
             resident=not _elsewhere(admission.would_refuse),
             demand=admission.reservation.demand,
         )
-        return self._write(record.Admitted(facts), opens=facts.call_id, tenant=tenant)
+        denial = self._write(record.Admitted(facts), opens=facts.call_id, tenant=tenant)
+        if denial is not None:
+            self._shed.discard(facts.call_id)  # nothing of it is kept, and enforced it has no end that would forget it
+        return denial
 
     def refused(self, refused: Refused, at: Instant) -> Denial | None:
         denial, verdict = refused.denial, refused.verdict
@@ -192,7 +195,7 @@ class JournalRecorder:
             entry, closes=call_id, reserve=True, tenant=recorded.admission.principal.tenant,
             until_ns=entry.holds_until_ns,
         )  # fmt: skip
-        if denial is None:
+        if denial is None or not recorded.in_journal:  # else its end is owed, and told with no more than was kept
             self._shed.discard(call_id)
         return denial
 

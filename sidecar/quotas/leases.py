@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -131,7 +131,7 @@ Run = Callable[[Sequence[str], Sequence[str]], list[int]]
 class Access:
     """How Redis is reached. The files are read again for each connection, so that what they hold can be rotated."""
 
-    url: str
+    url: str = field(repr=False)  # may hold a password
     username: str | None = None
     password_file: Path | None = None
     ca_file: Path | None = None

@@ -105,15 +105,12 @@ class Exchange:
         self._waits = None
         self._services.governor.reject(self.call, denial, self._services.now())
 
-    def _opened(self, found: Recorded | Refused) -> Forward | Denial:
-        if isinstance(found, Recorded):
-            self.recorded = found
-            return found.admission.forward
-        return found.denial
-
     def open(self) -> Forward | Denial:
         """Admit and record. A Denial is recorded already and only wants telling."""
-        match self._services.governor.open(self.call, self._services.now()):
+        return self._opened(self._services.governor.open(self.call, self._services.now()))
+
+    def _opened(self, found: Recorded | Refused) -> Forward | Denial:
+        match found:
             case Recorded() as recorded:
                 self.recorded = recorded
                 return recorded.admission.forward

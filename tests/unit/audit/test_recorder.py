@@ -547,6 +547,24 @@ def test_under_pressure_the_content_of_those_who_allow_it_is_a_length_and_a_dige
     assert not real._shed
 
 
+def test_what_was_never_journaled_is_not_remembered_as_shed(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    journal = open_journal(tmp_path, files=files)
+    real = recorder(journal)
+    journal._shares.measure(1000, tight=False)
+    journal._shares.add("acme", 1000)
+    shed = admission(on_pressure=OnPressure.SHED)
+    short_of_space(journal, files, 1.0, used=2.0)
+    assert real.admitted(shed, AT) is not None
+    assert not real._shed
+    observed = Recorded(shed, AT, enforce=False)
+    observed.in_journal = False
+    assert real.output(observed, Output(0, (b"words",)), AT) is None
+    files.fail["pwrite"] = errno.EIO
+    assert real.settled(observed, Output(5, ()), Outcome(OutcomeKind.COMPLETED), Usage(), END) is not None
+    assert not real._shed
+
+
 def kept_of(directory: Path, call_id: str) -> tuple[str, bool, bytes]:
     """The level that a call's record says, whether it has the prompt, and its output."""
     level, prompt, output = "", False, b""

@@ -70,3 +70,7 @@ def test_a_lying_one_counts_as_away_and_gives_nothing(lie: Answer) -> None:
     assert (lease.requests.left, lease.tokens.left) == (0, 0)
     assert lease.requests.owed == 1  # what was spent is still to be told
     assert not any(pod.ask() for _ in range(5))
+
+
+def test_where_redis_is_does_not_show_its_password() -> None:
+    assert "hunter2" not in repr(Access("redis://:hunter2@redis.example"))
