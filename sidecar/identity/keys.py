@@ -5,18 +5,15 @@ from __future__ import annotations
 import hmac
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Final
-
-import msgspec
 
 from sidecar.core.model import Denial, Principal, Secret
 from sidecar.core.reasons import Reason
 from sidecar.identity.denials import Age, too_old
+from sidecar.identity.keyrow import KeyRow
 from sidecar.identity.keytable import KeyTable
 
 BASE62: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -27,7 +24,6 @@ MIN_PEPPER: Final = 16  # bytes
 MAX_PRINCIPALS: Final = 10_000  # of keys in use, kept so as not to be made once a call
 MAX_LENGTH: Final = 4 + 12 + 1 + ID_LENGTH + 1 + SECRET_LENGTH + CRC_LENGTH
 
-Network = IPv4Network | IPv6Network
 Randomness = Callable[[int], bytes]
 """n → n unpredictable bytes; ``secrets.token_bytes`` in production, passed in by whoever starts us."""
 
@@ -82,52 +78,6 @@ def read_pepper(data: bytes) -> Secret | str:
     """The pepper in a file's content (line ends after it don't count), or in words why it is none."""
     value = data.rstrip(b"\r\n")
     return Secret(value) if len(value) >= MIN_PEPPER else f"shorter than {MIN_PEPPER} bytes"
-
-
-class KeyRow(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One row of ``api_keys`` as the ring needs it; times in seconds since the UNIX epoch, None where there is none.
-
-    Not seen by the garbage collector, which 100,000 of them would otherwise hold up for longer than a call may wait.
-    """
-
-    id: str
-    tenant: str
-    name: str
-    environment: str
-    secret_mac: bytes
-    expires_at: float | None = None
-    not_before: float | None = None
-    revoked_at: float | None = None
-    models: tuple[str, ...] | None = None
-    roles: tuple[str, ...] = ("tenant",)
-    rotated_mac: bytes | None = None
-    rotated_until: float | None = None
-    methods: tuple[str, ...] | None = None
-    regions: tuple[str, ...] | None = None
-    networks: tuple[str, ...] | None = None
-
-    def __repr__(self) -> str:
-        return f"KeyRow({self.id}, {self.tenant})"
-
-    def principal(self) -> Principal:
-        return Principal(
-            tenant=self.tenant,
-            name=self.name,
-            kind="api_key",
-            roles=frozenset(self.roles),
-            key_id=self.id,
-            models=self.models,
-            expires_at=self.expires_at,
-            methods=self.methods,
-            networks=None if self.networks is None else tuple(_networks(self.networks)),
-        )
-
-
-def _networks(texts: Sequence[str]) -> Iterator[Network]:
-    """What is no network (written into the table by hand) lets nobody in, and spoils no other."""
-    for text in texts:
-        with suppress(ValueError):
-            yield ip_network(text)
 
 
 _NOBODY: Final = KeyRow("", "", "", "", _NO_MAC)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Val
 from typing import TYPE_CHECKING, Final, TypeVar, overload
 
 if TYPE_CHECKING:
-    from sidecar.identity.keys import KeyRow
+    from sidecar.identity.keyrow import KeyRow
 
 # A dictionary is copied, resized and freed in one go, during which no other thread has the interpreter: 4 ms of 100,000
 # keys. In so many parts each go is of 400 keys, about 10 µs.

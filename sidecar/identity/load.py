@@ -12,7 +12,7 @@ import psycopg
 from psycopg.rows import TupleRow
 
 from sidecar.identity.denials import Age, DenyList
-from sidecar.identity.keys import KeyRow
+from sidecar.identity.keyrow import KeyRow
 from sidecar.identity.keytable import KeyTable, Pause
 
 PIECE: Final = 250  # rows read at a time, about 1.5 ms: the driver keeps the interpreter to itself meanwhile

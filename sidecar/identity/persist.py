@@ -17,7 +17,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sidecar.core.model import Secret
 from sidecar.identity.denials import Age, DenyList
-from sidecar.identity.keys import KeyRow, Randomness
+from sidecar.identity.keyrow import KeyRow
+from sidecar.identity.keys import Randomness
 from sidecar.identity.keytable import KeyTable
 
 MAX_BYTES: Final = 256 * 2**20  # of a snapshot: about a million keys

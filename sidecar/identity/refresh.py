@@ -13,7 +13,8 @@ from psycopg.rows import TupleRow
 
 from sidecar.identity import load
 from sidecar.identity.denials import Age, DenyBook, DenyList
-from sidecar.identity.keys import KeyRing, KeyRow, KeySnapshot
+from sidecar.identity.keyrow import KeyRow
+from sidecar.identity.keys import KeyRing, KeySnapshot
 from sidecar.identity.keytable import Going, KeyTable
 from sidecar.identity.persist import Kept, SnapshotFile
 

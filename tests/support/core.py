@@ -52,6 +52,7 @@ SHARED = Method(
 UNKNOWN = Method("/no/such", Action.UNKNOWN, Disposition.REFUSE, frozenset())
 KEY = Credential("api_key", Secret(b"key"))
 ACME = Principal("acme", "laptop", "api_key", TENANT)
+ORDER = ["identify", "head", "authorise", "facts", "isolate", "demand", "reserve"]  # as the fakes note it
 
 
 def later(ms: float, start: Instant = AT) -> Instant:
@@ -273,6 +274,11 @@ class Stage:
         recorded = self.governor.open(a_call(call_id), AT)
         assert isinstance(recorded, Recorded)
         return recorded
+
+
+def observing(**ports: object) -> Stage:
+    """A stage whose governor enforces nothing."""
+    return Stage(FakePorts(**ports), mode=Mode.OBSERVE)  # type: ignore[arg-type]  # the fields of the fake
 
 
 def _are_ports(

@@ -17,7 +17,7 @@ from sidecar.core.reasons import Reason
 from sidecar.identity.fetch import Unchanged
 from sidecar.identity.jwks import JwksSource
 from sidecar.identity.jwt import Issuer
-from sidecar.identity.keys import KeyRow
+from sidecar.identity.keyrow import KeyRow
 
 NOW = 1_800_000_000.0
 ISSUER = "https://issuer.example"

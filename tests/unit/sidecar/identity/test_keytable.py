@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sidecar.identity.keys import KeyRow
+from sidecar.identity.keyrow import KeyRow
 from sidecar.identity.keytable import PARTS, Going, KeyTable
 from tests.support.identity import key_row
 

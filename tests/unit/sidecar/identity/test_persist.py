@@ -9,7 +9,7 @@ import pytest
 
 from sidecar.core.model import Secret
 from sidecar.identity.denials import Age, DenyList
-from sidecar.identity.keys import KeyRow
+from sidecar.identity.keyrow import KeyRow
 from sidecar.identity.keytable import KeyTable
 from sidecar.identity.persist import Kept, SnapshotFile
 from tests.support.identity import NOW, key_row

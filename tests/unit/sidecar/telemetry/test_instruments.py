@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Mapping
 
@@ -412,11 +411,11 @@ def test_what_a_quota_in_shadow_would_refuse_is_counted_by_quantity() -> None:
     instruments = made()
     for quantity, reason in ((quantity, reason) for reason, quantity in faults.THROTTLES.items()):
         found = telemetry.refused(reason, "acme")
-        found = dataclasses.replace(found, denial=Denial(reason, rule=f"quota:{quantity}"))
+        found = replace(found, denial=Denial(reason, rule=f"quota:{quantity}"))
         instruments.refused(found, enforced=False)
         assert value(instruments, "warden_would_throttle_total", quantity=quantity.value) == 1
         assert value(instruments, "warden_throttled_total", tenant="(none)", quantity=quantity.value) is None
-    bound = dataclasses.replace(found, denial=Denial(Reason.MEMORY_TENSOR, rule="bounds.buffer_bytes"))
+    bound = replace(found, denial=Denial(Reason.MEMORY_TENSOR, rule="bounds.buffer_bytes"))
     instruments.refused(bound, enforced=False)
     assert value(instruments, "warden_would_throttle_total", quantity="tensor_bytes") == 1
 
