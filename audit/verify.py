@@ -35,6 +35,7 @@ CHUNK: Final = 10_000  # leaves whose rows are checked at once
 STATEMENT_MS: Final = 600_000
 STALE: Final = timedelta(hours=24)  # a log that grew and was not heard of for so long ended without a word
 YOUNG: Final = timedelta(minutes=10)  # what is younger, the fleet's log may not have taken up yet
+AHEAD: Final = timedelta(minutes=5)  # that a witness's clock may be before ours
 FRESH: Final = timedelta(hours=3)  # a witness is asked again each hour (audit.witness), grown or not
 LISTED: Final = 10_000  # faults told
 _LEFT: Final = sa.text(
@@ -298,7 +299,8 @@ class _Verification:
                 continue  # told where heads are read
             if verifier.accepts(note):
                 times += [cosignature_time(note, witness) or 0 for witness in self._options.witnesses]
-        return datetime.fromtimestamp(max(times), UTC) if any(times) else None
+        latest = (self._options.now + AHEAD).timestamp()  # one whose clock is wrong would vouch for ever
+        return datetime.fromtimestamp(max(seen), UTC) if (seen := [at for at in times if 0 < at <= latest]) else None
 
     def _check_missing(self, logs: Mapping[str, datetime]) -> None:
         for log, sidecar in self._fleet.born.items():

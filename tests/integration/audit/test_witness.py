@@ -72,6 +72,17 @@ def test_heads_are_cosigned_as_the_log_grows_and_verify_says_when(
     assert not verify(dsn, Options(keys, datetime.now(UTC)), jurisdiction="EU").anchored  # nobody's witness
 
 
+@pytest.mark.parametrize("at", [2**63, 4_000_000_000])
+def test_what_a_witness_signs_for_the_future_vouches_for_nothing(
+    dsn: str, tmp_path: Path, witness: tuple[WitnessServer, Witness], at: int
+) -> None:
+    server, place = witness
+    server.now = lambda: float(at)
+    ship(dsn, tmp_path, FakeJournal(), place)
+    report = check(dsn, place)
+    assert (report.witnessed, report.anchored, report.faults) == (None, False, [])
+
+
 def test_a_sidecar_that_forgot_what_a_witness_has_seen_asks_it(
     dsn: str, tmp_path: Path, witness: tuple[WitnessServer, Witness]
 ) -> None:
