@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from sidecar.core.model import Demand, Denial, Instant, Limits, RequestRate
-from sidecar.quotas.leases import PODS, LeaseKeeper, Posture
+from sidecar.quotas.leases import PODS, Access, LeaseKeeper, Posture
 from sidecar.quotas.shared import SharedQuotas
 
 LIMITS = Limits(requests=RequestRate(100, 20), tokens_per_minute=6000, concurrency=8)
