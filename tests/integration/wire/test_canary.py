@@ -17,9 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from audit import store as audit_store
-from audit.journal import segments_in
 from audit.seal import load_root_key
-from audit.segments import Frame, FrameReader, JournalFault, unlock
+from audit.segments import Frame, FrameReader, JournalFault, segments_in, unlock
 from sidecar.cli import keys as keys_command
 from sidecar.core.model import Secret
 from sidecar.identity import keys, store
