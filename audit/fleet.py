@@ -27,7 +27,7 @@ from audit.merkle import Frontier, leaf_hash
 from audit.rows import EVENT_COLUMNS
 from audit.storing import publish, tree_of
 from audit.tables import audit_checkpoints, audit_events, audit_leaves, audit_logs, fleet_entries
-from audit.tlog import Checkpoint, parse_checkpoint, parse_note
+from audit.tlog import Checkpoint
 from audit.witness import Witness, Witnesses
 from sidecar.core.model import Secret
 
@@ -269,8 +269,3 @@ class Fleet:
                 raise ForkError(f"{self._mirror} is damaged: {fault}") from fault
             leaves.append(leaf_hash(line))
         self._tree = Frontier().extended(leaves)
-
-
-def anchored_size(note: str) -> int:
-    """How many entries an anchored head is of."""
-    return parse_checkpoint(parse_note(note).text).size

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
-from typing import Any, Final
+from datetime import date
+from typing import Final
 
 import msgspec
 from cryptography.exceptions import InvalidTag
@@ -250,9 +250,3 @@ def open_content(key: bytes, column: str, sealed: bytes) -> tuple[bytes, list[by
 def _derived(key: bytes, purpose: bytes, place: bytes = b"") -> bytes:
     """BLAKE2b (RFC 7693), keyed: 1 µs, where OpenSSL's HMAC takes 5."""
     return hashlib.blake2b(place, key=key, digest_size=KEY_BYTES, person=purpose).digest()
-
-
-def day_of(row: Mapping[str, Any]) -> date:
-    """The UTC day of a stored call."""
-    started: datetime = row["started_at"]
-    return started.astimezone(UTC).date()

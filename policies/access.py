@@ -128,9 +128,6 @@ class Access:
         return result.allowed, rules, "; ".join(result.diagnostics.errors)
 
 
-EMPTY: Final = Access({}, None, None, None, frozenset())
-
-
 def _request(q: Question) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     tenant, principal = _uid("Tenant", q.tenant), _uid("Principal", f"{q.tenant}/{q.name}")
     resource = _uid("Model", q.model) if q.model else _uid("Server", "triton")

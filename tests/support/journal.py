@@ -7,16 +7,19 @@ import itertools
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from audit.files import OS_FILES, Files, OsFiles
 from audit.journal import Bounds, Follower, Journal, Origin
+from audit.segments import segments_in
 from sidecar.core.model import Secret
 
 ROOT = Secret(b"k" * 32)
 ORIGIN = Origin("pod-1", "eu-west-1", "EU")
 ROOMY = Bounds(segment_bytes=2**20, max_bytes=2**30, min_free=2**20, keep_s=3600.0)
+SMALL = replace(ROOMY, segment_bytes=1024)
 _ticks = itertools.count(1_700_000_000_000_000_000)
 
 
@@ -113,3 +116,29 @@ class FaultyFiles(OsFiles):
     def free(self, directory: Path) -> int:
         self._check("free")
         return super().free(directory) if self.free_bytes is None else self.free_bytes
+
+
+def only_segment(directory: Path) -> Path:
+    ((_, path),) = segments_in(directory)
+    return path
+
+
+def written(journal: Journal, *data: bytes) -> list[int]:
+    found = [journal.append(entry) for entry in data]
+    assert all(isinstance(sequence, int) for sequence in found), found
+    return found  # type: ignore[return-value]  # checked above
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    descriptor = os.open(path, os.O_WRONLY)  # in place, as a disk or an editor of bytes does
+    os.pwrite(descriptor, data, 0)
+    os.close(descriptor)
+
+
+def filled(directory: Path, **changes: object) -> Journal:
+    journal = open_journal(directory, bounds=replace(SMALL, **changes), wall_ns=lambda: 2**62)  # type: ignore[arg-type]
+    written(journal, *[b"x" * 300] * 9)
+    journal.sync()
+    return journal
