@@ -54,17 +54,19 @@ class Filter:
     before: Keyset | None = None
     scan: bool = False  # seek the text by opening every record, index or none
     among: tuple[Keyset, ...] | None = None  # these records only
+    after: str | None = None  # go on where a page ended (audit.paging.token)
+    logs: Mapping[str, int] | None = None  # what was stored when the logs had these sizes
 
     def told(self, opener: Opener | None) -> dict[str, Any]:
-        """As its record shows it: whoever was sought is not named in it, for that record outlives an erasure."""
+        """As its record shows it: no name and no words that were sought, for that record outlives an erasure."""
         asked = {name: getattr(self, name) for name in (field.name for field in fields(self))}
-        for name in ("subject", "conversation", "principal"):
+        for name in ("subject", "conversation", "principal", "text"):
             if asked[name] is not None and opener is not None:
                 asked[name] = f"mac:{opener.pseudonym(self.tenant, asked[name])}"
         return {
             name: value.isoformat() if isinstance(value, datetime) else value
             for name, value in asked.items()
-            if value is not None and value is not False and name not in {"before", "among"}
+            if value is not None and value is not False and name not in {"before", "among", "logs"}
         }
 
 
@@ -159,13 +161,15 @@ class Found:
 class Page:
     """Newest first. ``following`` goes on from here; ``cut`` says that a word search stopped at its bound.
 
-    ``told``: how it was searched, where the answer depends on it.
+    ``told``: how it was searched, where the answer depends on it. ``next`` asks for the page that
+    follows, of what was stored when the first one was asked (audit.paging).
     """
 
     found: list[Found]
     following: Keyset | None = None
     cut: bool = False
     told: str = ""
+    next: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

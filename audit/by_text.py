@@ -21,7 +21,7 @@ from audit.tables import audit_terms, data_keys
 from audit.vault import CUT_TERM, terms, unwrap
 from audit.words import STOP, holds, sought
 
-__all__ = ["by_text"]
+__all__ = ["by_text", "windowed"]
 
 WINDOW: Final = timedelta(days=31)
 DEFAULT: Final = timedelta(hours=24)
@@ -39,14 +39,13 @@ Pages = Callable[[Filter], Page]
 
 
 def by_text(connection: sa.Connection, asked: Filter, asker: Asker, opener: Opener | None, pages: Pages) -> Page:
-    """``pages`` answers a question as if it had no text. Raises SearchError.
+    """``pages`` answers a question as if it had no text; ``asked`` is ``windowed``. Raises SearchError.
 
     By the index where any of the window's calls is in it; what it finds is confirmed on the content only where that is
     to be revealed. Newest first, as everything.
     """
     if opener is None:
         raise SearchError("content is sealed: finding words in it needs the tenants' master keys")
-    asked = _windowed(asked, asker.at)
     if not asked.scan:
         days = _days(connection, asked)
         if days:
@@ -57,7 +56,8 @@ def by_text(connection: sa.Connection, asked: Filter, asker: Asker, opener: Open
     return _scanned(asked, pages)
 
 
-def _windowed(asked: Filter, at: datetime) -> Filter:
+def windowed(asked: Filter, at: datetime) -> Filter:
+    """With the times that a text is sought in. Raises SearchError."""
     until = asked.until or at
     since = asked.since or until - DEFAULT
     if until - since > WINDOW:

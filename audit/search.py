@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA
 
 from audit import store
 from audit.asked import Asker, Filter, Found, Keyset, Messages, Page, SearchError, replaced
-from audit.by_text import by_text
+from audit.by_text import by_text, windowed
 from audit.opening import Opener, day_range
+from audit.paging import KIND, as_stored, continued, sizes, token
 from audit.rows import officer_row
 from audit.tables import audit_calls
 
@@ -39,18 +42,31 @@ _EXACT: Final = {
 
 
 def search(engine: sa.Engine, asked: Filter, asker: Asker, opener: Opener | None, jurisdiction: str) -> Page:
-    """Raises SearchError, store.MismatchError and SQLAlchemy's errors. Recorded before anything is returned."""
+    """Raises SearchError, store.MismatchError and SQLAlchemy's errors. Recorded before anything is returned.
+
+    What asked for more pages with a page's ``next`` is asked of what the first page could see.
+    """
     asked = _checked(asked, asker)
     with store.transaction(engine, statement_ms=STATEMENT_MS, frozen=True) as connection:
         store.check_jurisdiction(connection, jurisdiction)
-        _record(connection, asker, "audit_search", {"filter": asked.told(opener), "reveal": asker.reveal})
+        first = None
+        if asked.after is not None:
+            asked, first = continued(connection, asked, opener)
+        if asked.text:
+            asked = windowed(asked, asker.at)
 
         def pages(some: Filter) -> Page:
             return _page(connection, some, asker, opener)
 
         page = by_text(connection, asked, asker, opener, pages) if asked.text else pages(asked)
+        told = {"filter": asked.told(opener), "reveal": asker.reveal}
+        if first is not None:
+            told["page_of"] = first
+        elif page.following is not None:
+            told["logs"] = sizes(connection)
+        event = _record(connection, asker, KIND, told)
         _record_reveal(connection, asker, page.found)
-    return page
+    return page if page.following is None else replace(page, next=token(first or event, page.following))
 
 
 def show(
@@ -125,14 +141,23 @@ def select(connection: sa.Connection, asked: Filter, opener: Opener | None) -> s
         query = query.where(c.started_at >= asked.since)
     if asked.until is not None:
         query = query.where(c.started_at < asked.until)
+    for condition in _places(asked):
+        query = query.where(condition)
+    return query.order_by(c.started_at.desc(), c.call_id.desc()).limit(asked.limit)
+
+
+def _places(asked: Filter) -> Iterator[sa.ColumnElement[bool]]:
+    """Where in the order of pages, and what was stored at the time."""
+    c = audit_calls.c
     if asked.among is not None:
         times = [each.started_at for each in asked.among]
-        query = query.where(c.started_at.between(min(times), max(times)))
-        query = query.where(sa.tuple_(c.started_at, c.call_id).in_([(e.started_at, e.call_id) for e in asked.among]))
+        yield c.started_at.between(min(times), max(times))
+        yield sa.tuple_(c.started_at, c.call_id).in_([(e.started_at, e.call_id) for e in asked.among])
+    if asked.logs is not None:
+        yield as_stored(asked.logs)
     if asked.before is not None:
         key = sa.tuple_(sa.literal(asked.before.started_at), sa.literal(asked.before.call_id))
-        query = query.where(sa.tuple_(c.started_at, c.call_id) < key)
-    return query.order_by(c.started_at.desc(), c.call_id.desc()).limit(asked.limit)
+        yield sa.tuple_(c.started_at, c.call_id) < key
 
 
 def _by_rule(rule: str | None) -> Iterator[sa.ColumnElement[bool]]:
@@ -162,7 +187,7 @@ def _sealed_conditions(
     if asked.conversation is not None:
         days = day_range(asked.since, asked.until)
         macs = opener.conversation_macs(connection, asked.conversation, tenant=asked.tenant, days=days)
-        yield c.conversation_mac.in_(macs)
+        yield c.conversation_mac == sa.any_(sa.cast(sa.literal(macs, ARRAY(BYTEA)), ARRAY(BYTEA)))  # IN holds 65,535
 
 
 def _page(connection: sa.Connection, asked: Filter, asker: Asker, opener: Opener | None) -> Page:
@@ -204,9 +229,10 @@ def found(row: Mapping[str, Any], opener: Opener | None, *, reveal: bool) -> Fou
 # --- the asking is a record too -----------------------------------------------------------------------------------
 
 
-def _record(connection: sa.Connection, asker: Asker, kind: str, detail: dict[str, Any]) -> None:
-    event = officer_row(next(asker.event_ids), asker.at, kind, asker.actor, asker.reason, detail)
-    store.record_event(connection, event)
+def _record(connection: sa.Connection, asker: Asker, kind: str, detail: dict[str, Any]) -> str:
+    event_id = next(asker.event_ids)
+    store.record_event(connection, officer_row(event_id, asker.at, kind, asker.actor, asker.reason, detail))
+    return event_id
 
 
 def _record_reveal(connection: sa.Connection, asker: Asker, found: list[Found]) -> None:

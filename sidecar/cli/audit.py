@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from audit.search import Asker, Filter, Keyset, Messages, Page, SearchError
+from audit.search import Asker, Filter, Messages, Page, SearchError
 from audit.search import search as search_records
 from audit.search import show as show_record
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
@@ -37,6 +37,11 @@ _TIME_HELP: Final = "A time with its zone (2026-11-30T09:00+01:00, …Z) or an a
 _TEXT_HELP: Final = (
     "Whole words of a prompt or output, case ignored, where a tenant's calls are indexed (searchable: true);"
     " elsewhere any part of one, with --reveal."
+)
+
+_AFTER_HELP: Final = (
+    "Go on where a page ended, with the same filters (it told you how; with --json its last object's next). The pages"
+    " show what was stored when the first was asked."
 )
 
 RevealOption = Annotated[bool, typer.Option("--reveal", help="Show prompts and outputs; needs --reason.")]
@@ -64,7 +69,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     trace: Annotated[str | None, typer.Option(help="A trace's id (32 hex digits).")] = None,
     text: Annotated[str | None, typer.Option(help=_TEXT_HELP)] = None,
     limit: Annotated[int, typer.Option(help="At most this many, the newest.")] = 100,
-    before: Annotated[str | None, typer.Option(help="Go on where a page ended (it told you how).")] = None,
+    after: Annotated[str | None, typer.Option(help=_AFTER_HELP)] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     *,
     scan: Annotated[bool, typer.Option("--scan", help="Seek --text by opening every record; needs --reveal.")] = False,
@@ -98,16 +103,17 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
         trace=trace,
         text=text,
         limit=limit,
-        before=_keyset(before),
+        after=after,
         scan=scan,
     )
     page = _search(config, asked, asker_of(at, reason, reveal=reveal))
     if as_json:
-        for record in page.found:
-            emit(record.shape())
+        for number, record in enumerate(page.found, 1):
+            last = number == len(page.found)
+            emit(record.shape() | ({"next": page.next} if last and page.next is not None else {}))
     else:
         _print(told(page.found, _width(), reveal=reveal))
-    _tell_rest(page, limit)
+    _tell_rest(page)
 
 
 @app.command()
@@ -172,16 +178,6 @@ def moment(option: str, value: str | None, at: Instant) -> datetime | None:
     return found
 
 
-def _keyset(value: str | None) -> Keyset | None:
-    if value is None:
-        return None
-    told, _, call_id = value.partition("/")
-    started = moment("--before", told, now())
-    if started is None or not call_id:
-        fail(Exit.USAGE, "--before takes TIME/CALL, as the page before printed it")
-    return Keyset(started, call_id)
-
-
 def _known(option: str, value: str | None, members: type[OutcomeKind] | type[Reason]) -> None:
     if value is not None and value not in set(members):
         fail(Exit.USAGE, f"{option} {value!r} is none of {', '.join(members)}")
@@ -201,12 +197,11 @@ def _width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _tell_rest(page: Page, limit: int) -> None:
+def _tell_rest(page: Page) -> None:
     """On stderr, so that stdout holds records only."""
     if page.told:
         sys.stderr.write(f"warden: {page.told}\n")
     if page.cut:
         sys.stderr.write("warden: the search stopped at its bound before the window's end\n")
-    if page.following is not None and (page.cut or len(page.found) == limit):
-        started = page.following.started_at.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        sys.stderr.write(f"warden: there may be more: --before {started}/{page.following.call_id}\n")
+    if page.next is not None:
+        sys.stderr.write(f"warden: there may be more, with the same filters: --after {page.next}\n")

@@ -166,6 +166,7 @@ def shipper(
     seed: int = 7,
     anchor: Path | None = None,
     witnesses: Sequence[Witness] = (),
+    sidecar: str = "pod-1",
 ) -> Shipper:
     """A shipper on real parts but for its source; small bounds, so that tests are quick."""
     sealer = ContentSealer(ROOT)
@@ -174,10 +175,10 @@ def shipper(
         engine=store.connect(dsn, application="warden-test-ship"),
         redaction_key=sealer.redaction_key,
         vault=Vault(keys_in(directory), secrets.token_bytes),
-        book=LogBook(directory / "log", "pod-1", jurisdiction, Secret(ROOT), secrets.token_bytes),
+        book=LogBook(directory / "log", sidecar, jurisdiction, Secret(ROOT), secrets.token_bytes),
         poison=PoisonKeeper(directory / "poison", sealer),
         directory=directory,
-        sidecar="pod-1",
+        sidecar=sidecar,
         region="eu-west-1",
         jurisdiction=jurisdiction,
         now=lambda: datetime.now(UTC),

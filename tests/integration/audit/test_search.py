@@ -6,6 +6,7 @@ import itertools
 import json
 import socket
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sidecar.cli.db import app as db_app
 from sidecar.core.model import Finding
 from tests.support.postgres import query
 from tests.support.store import (
+    PLACE,
     ROOT,
     FakeJournal,
     Shipping,
@@ -168,6 +170,36 @@ def test_pages_by_keyset_lose_and_repeat_nothing(dsn: str, tmp_path: Path) -> No
             break
     engine.dispose()
     assert sorted(seen) == sorted(f"same-{number}" for number in range(10))
+
+
+def test_pages_show_what_was_stored_when_the_first_was_asked(dsn: str, tmp_path: Path) -> None:
+    """Two sidecars' records arrive between pages, some older than what was read: no later page shows them."""
+    first, second = FakeJournal(), FakeJournal(replace(PLACE, sidecar="pod-2", journal="journal-2"))
+    for number in range(9):
+        first.append(refused(AT - timedelta(minutes=number), call_id=f"a-{number}"))
+        second.append(refused(AT - timedelta(minutes=number), call_id=f"b-{number}"))
+    expected = [f"{log}-{number}" for number in range(9) for log in ("b", "a")]
+    engine = store.connect(dsn, application="test")
+    (tmp_path / "pod-2").mkdir()
+    with Shipping(first, dsn, tmp_path) as one, Shipping(second, dsn, tmp_path / "pod-2", sidecar="pod-2") as two:
+        wait_until(lambda: one.shipper.status.rows + two.shipper.status.rows == 18)
+        seen: list[str] = []
+        after: str | None = None
+        for turn in range(18):
+            page = search(engine, Filter(limit=3, after=after), asker(at=AT + timedelta(minutes=turn)), None, "EU")
+            seen += [found.columns["call_id"] for found in page.found]
+            after = page.next
+            if after is None:
+                break
+            for journal in (first, second):  # where pages go on, and where they have been
+                journal.append(*(refused(AT - timedelta(minutes=m), call_id=f"late-{turn}-{m}") for m in (1, 8)))
+            wait_until(lambda: one.shipper.status.rows + two.shipper.status.rows == 18 + 4 * (turn + 1))  # noqa: B023
+        assert seen == expected
+        assert len(search(engine, Filter(limit=500), asker(), None, "EU").found) > 18
+    engine.dispose()
+    details = [detail for (detail,) in query(dsn, "SELECT detail FROM warden.audit_events WHERE kind = 'audit_search'")]
+    assert [len(detail.get("logs", ())) for detail in details].count(2) == 1  # kept once, by the first page
+    assert sum("page_of" in detail for detail in details) == 6
 
 
 def test_content_is_revealed_with_a_reason_and_that_is_recorded(filled: str) -> None:
@@ -343,10 +375,15 @@ def test_search_prints_one_object_a_line(config: Path) -> None:
 
 def test_search_tells_how_to_go_on(config: Path) -> None:
     done = run(audit_app, "search", "--config", str(config), "--limit", "4", "--json")
-    assert "--before " in done.stderr
-    key = done.stderr.split("--before ")[1].strip()
-    rest = run(audit_app, "search", "--config", str(config), "--before", key, "--json")
+    assert "--after " in done.stderr
+    following = done.stderr.split("--after ")[1].strip()
+    assert [json.loads(line).get("next") for line in done.stdout.splitlines()] == [None, None, None, following]
+    rest = run(audit_app, "search", "--config", str(config), "--after", following, "--json")
     assert [json.loads(line)["call_id"] for line in rest.stdout.splitlines()] == ["c2", "c1"]
+    other = run(audit_app, "search", "--config", str(config), "--after", following, "--tenant", "acme")
+    assert (other.exit_code, "differs in tenant" in other.stderr) == (2, True)
+    for none in ("x", "a~b~c", following[3:], f"{following.partition('~')[0]}~"):
+        assert run(audit_app, "search", "--config", str(config), "--after", none).exit_code == 2
 
 
 def test_tables_keep_a_tenants_text_harmless(config: Path) -> None:
