@@ -5,18 +5,21 @@ from __future__ import annotations
 import ipaddress
 import re
 import unicodedata
+from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 import phonenumbers
+import re2  # type: ignore[import-untyped]
 from stdnum import iban as _iban
 from stdnum import luhn
 
 from audit.national import national_ids
 
-__all__ = ["CLASSES", "Span", "certain", "find", "plain"]
+__all__ = ["CLASSES", "Span", "certain", "find", "hides", "plain", "seen"]
 
 
 class Span(NamedTuple):
@@ -30,7 +33,7 @@ class Span(NamedTuple):
 # --- one reading of the text --------------------------------------------------------------------------------------
 
 _SPACES: Final = "\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
-_DASHES: Final = "\u00ad\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
+_DASHES: Final = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
 
 
 @lru_cache(maxsize=4096)
@@ -52,6 +55,51 @@ _UNLIKE: Final = re.compile(rf"[{_SPACES}{_DASHES}\uff01-\uff5e]|(?![0-9])\d")
 def plain(text: str) -> str:
     """The text with digits, spaces and dashes of every script as ASCII's, character by character: offsets stay."""
     return text if text.isascii() else _UNLIKE.sub(lambda found: _plain(found.group()), text)
+
+
+# What nobody sees, or sees as a mark on the character before: soft hyphens, joiners, signs of direction, variation
+# selectors, tags, combining marks (an é may be written as two). No identifier is another for them.
+_RANGES: Final = (
+    (0xAD, 0xAD), (0x300, 0x36F), (0x61C, 0x61C), (0x180B, 0x180F), (0x200B, 0x200F), (0x202A, 0x202E),
+    (0x2060, 0x206F), (0x20D0, 0x20FF), (0xFE00, 0xFE0F), (0xFEFF, 0xFEFF), (0xE0000, 0xE0FFF),
+)  # fmt: skip
+_UNSEEN: Final = re.compile("[{}]+".format("".join(f"{chr(first)}-{chr(last)}" for first, last in _RANGES)))
+# RE2 looks through UTF-8 as it is, in a tenth of the time.
+_HIDES: Final = re2.compile("[{}]".format("".join(rf"\x{{{first:x}}}-\x{{{last:x}}}" for first, last in _RANGES)))
+
+
+def hides(data: bytes) -> bool:
+    """Whether there is in UTF-8 what nobody sees."""
+    return not data.isascii() and _HIDES.search(data) is not None
+
+
+def seen(data: bytes) -> bytes:
+    """UTF-8 without what nobody sees."""
+    if not hides(data):
+        return data
+    return _UNSEEN.sub("", data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+
+
+class _Seen:
+    """A text without what nobody sees; ``place`` is where in the whole one of its characters stands."""
+
+    __slots__ = ("_from", "_more", "text")
+
+    def __init__(self, text: str) -> None:
+        self._from, self._more = array("q"), array("q")
+        left = 0
+        pieces, last = [], 0
+        for found in _UNSEEN.finditer(text):
+            pieces.append(text[last : found.start()])
+            self._from.append(found.start() - left)
+            left += found.end() - found.start()
+            self._more.append(left)
+            last = found.end()
+        self.text = "".join((*pieces, text[last:]))
+
+    def place(self, at: int) -> int:
+        before = bisect_right(self._from, at)
+        return at + self._more[before - 1] if before else at
 
 
 # --- the classes --------------------------------------------------------------------------------------------------
@@ -195,8 +243,14 @@ CLASSES: Final = ("email", "phone", "iban", "card", "national_id", "ip")
 
 def find(text: str, kind: str, regions: tuple[str, ...] = ()) -> Iterator[Span]:
     """Every identifier of a class of ``CLASSES`` in ``text``, which ``plain`` has read; ``regions`` are for phones."""
-    found = _phones(text, regions) if kind == "phone" else _FINDERS[kind](text)
-    return (Span(start, end, kind) for start, end in found)
+    if text.isascii() or _UNSEEN.search(text) is None:
+        return (Span(start, end, kind) for start, end in _found(text, kind, regions))
+    whole = _Seen(text)
+    return (Span(whole.place(start), whole.place(end), kind) for start, end in _found(whole.text, kind, regions))
+
+
+def _found(text: str, kind: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
+    return _phones(text, regions) if kind == "phone" else _FINDERS[kind](text)
 
 
 _BEHIND: Final = {"email": 0, "iban": 1, "card": 1, "national_id": 2, "ip": 2}  # characters that can unmake one
@@ -206,6 +260,7 @@ _BEHIND_PHONE: Final = 40
 
 def certain(text: str, span: Span) -> bool:
     """Whether it stays an identifier whatever comes behind ``text``: more digits can make another number of one."""
+    text = text if text.isascii() else text[: span.end] + _UNSEEN.sub("", text[span.end :])
     behind = len(text) - span.end
     if span.kind == "phone":
         return behind >= _BEHIND_PHONE or _ENDS_PHONE.search(text, span.end) is not None

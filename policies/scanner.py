@@ -101,7 +101,7 @@ class Scanner:
         if self._shapes is not None:
             kinds = self._under_way(data, fresh, hot)
             if kinds:
-                cut = _character(data, max(0, fresh - _REACH * (1 if data.isascii() else _CHARACTER)))
+                cut = _character(data, max(0, fresh - _reach(data)))
                 # What stands before the first character is not known, so nothing begins with that.
                 begin = 0 if first and not cut else _next(data, cut)
                 yield from self._identifiers(kinds, data, cut, begin, last=last)
@@ -121,9 +121,10 @@ class Scanner:
     def _under_way(self, data: bytes, fresh: int, hot: dict[int, int]) -> list[int]:
         """The classes of which an identifier may end in what is new, by their place among ours."""
         assert self._shapes is not None
-        new = data[fresh:]
+        begin = _character(data, fresh) if fresh < len(data) else fresh
+        new = identifiers.seen(data[begin:])
         characters = len(new) if new.isascii() else sum(byte & 0xC0 != 0x80 for byte in new)
-        near = data[max(0, fresh - _WITNESS) :]
+        near = _before(data, begin) + new
         found = [place for place in self._shapes.Match(near) or () if place < len(self.classes)]
         kinds = set(found)
         for place in [*hot]:
@@ -161,6 +162,19 @@ class Scanner:
 def scanner(patterns: tuple[str, ...], classes: tuple[str, ...]) -> Scanner:
     """``Scanner``, shared: ten thousand tenants have a few kinds of guards between them."""
     return Scanner(patterns, classes)
+
+
+def _reach(data: bytes) -> int:
+    """Bytes: ``_REACH`` characters of the kind ``data`` is of; all of it where there is more in it than one sees."""
+    if data.isascii():
+        return _REACH
+    return len(data) if identifiers.hides(data) else _REACH * _CHARACTER
+
+
+def _before(data: bytes, at: int) -> bytes:
+    """So many bytes before ``at`` as a shape may have, not counting what nobody sees."""
+    near = data[max(0, at - _WITNESS) : at]
+    return identifiers.seen(data[:at])[-_WITNESS:] if identifiers.hides(near) else near
 
 
 def _width(pattern: str) -> int:

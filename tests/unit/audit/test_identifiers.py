@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from audit.identifiers import CLASSES, find, plain
+from audit.identifiers import _UNSEEN, CLASSES, find, plain, seen
 from audit.national import NATIONAL
 
 
@@ -72,6 +72,29 @@ def test_offsets_stay_where_characters_are_read_as_others() -> None:
     text = "a\u00a0b\u2011c４ｄ\U0001d7d8"
     assert len(plain(text)) == len(text)
     assert plain(text) == "a b-c4d0"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "told"),
+    [
+        ("pay 4111 1111 11\u200b11 1111 now", "card", "4111 1111 11\u200b11 1111"),
+        ("pay 41\u00ad11111111111111 now", "card", "41\u00ad11111111111111"),
+        ("4\u03331\u03331\u03331\u0333 1111 1111 1111", "card", "4\u03331\u03331\u03331\u0333 1111 1111 1111"),
+        ("mail jo\u0301hn@exam\u2060ple.com.", "email", "jo\u0301hn@exam\u2060ple.com"),
+        ("mail mu\u0308ller@example.de", "email", "mu\u0308ller@example.de"),
+        ("DE89\ufeff370400440532013000", "iban", "DE89\ufeff370400440532013000"),
+        ("\u202a+49\u00a030\u200e901820\u202c", "phone", "+49\u00a030\u200e901820\u202c"),
+        ("at 10.1\u200d.2.3", "ip", "10.1\u200d.2.3"),
+    ],
+)
+def test_what_nobody_sees_hides_nothing(text: str, kind: str, told: str) -> None:
+    assert found(text, kind) == [told]
+
+
+def test_what_nobody_sees_is_the_same_in_characters_and_in_bytes() -> None:
+    for point in (*range(0xD800), *range(0xE000, 0x30000), *range(0xE0000, 0xE2000)):
+        char = chr(point)
+        assert (seen(char.encode()) == b"") == (_UNSEEN.fullmatch(char) is not None), hex(point)
 
 
 def test_each_row_of_the_table_names_a_check_that_exists() -> None:

@@ -35,8 +35,14 @@ PLANTED = (
     "2001:db8::8a2e:370:7334", "536-90-4399", "SSN 536904399", "12345678Z", "BSN 111222333", "RSSMRA85T10A562S",
     "4111-1111-1111-1111", "\u0664\u0661\u0661\u0661 1111 1111 1111", "Project  X", "ass", "assume", "start", "end",
     "line", "gehütet", "xbbb", "abc", "secret", "äöü9", "1", "12", " ", "-", ".", "/", ":", "\n", "line\n", "\u00a0",
-    "\u3000", "，", "ß", "語", "😀", "word ", "x", "é", "@", "+", "a::b",
+    "\u3000", "，", "ß", "語", "😀", "word ", "x", "é", "@", "+", "a::b", "\u200b", "\u0301",
 )  # fmt: skip
+# In which something invisible may stand; and what that may be.
+HIDDEN = {
+    "card": "4111 1111 1111 1111", "iban": "DE89370400440532013000", "email": "bob.b@sub.example.com",
+    "phone": "+49 30 901820", "ip": "10.20.30.40",
+}  # fmt: skip
+UNSEEN = ("\u200b", "\u00ad", "\u2060", "\ufeff", "\u0301", "\u20e3\ufe0f", "\U000e0041", "\u202e", "\u200b" * 9)
 CLASSES = identifiers.CLASSES
 TOOL = Scanner(PATTERNS, CLASSES)
 
@@ -100,7 +106,26 @@ def test_no_identifier_is_without_its_likely_shape(text: str) -> None:
     quick = {kind: Scanner([shape.shape], []) for kind, shape in LIKELY.items()}
     for kind in CLASSES:
         if next(identifiers.find(identifiers.plain(text), kind), None) is not None:
-            assert whole(text.encode(), quick[kind]), kind
+            assert whole(identifiers.seen(text.encode()), quick[kind]), kind
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([(text, kind) for kind, text in HIDDEN.items()]),
+    st.lists(st.tuples(st.integers(1, 40), st.sampled_from(UNSEEN)), min_size=1, max_size=30),
+    st.lists(st.integers(1, 400), max_size=30),
+)
+def test_what_nobody_sees_hides_no_identifier(
+    planted: tuple[str, str], marks: list[tuple[int, str]], cuts: list[int]
+) -> None:
+    """With invisible characters anywhere in it, an identifier is found all the same, in whatever pieces it comes."""
+    text, kind = planted
+    for at, mark in marks:
+        text = text[:at] + mark + text[at:]
+    data = f"words, {text}, words".encode()
+    expected = {len(PATTERNS) + CLASSES.index(kind)}
+    assert whole(data) >= expected
+    assert chunked(data, [cut for cut in cuts if cut < len(data)], None) >= expected
 
 
 @settings(max_examples=200, deadline=None)
