@@ -77,6 +77,7 @@ class Journal:
         self._root, self._origin, self._bounds = root, origin, bounds
         self._random, self._wall_ns, self._files, self._lock_file = random, wall_ns, files, lock
         self._lock = threading.Lock()
+        self._turn = threading.Lock()  # whose it is to move or remove closed segments: a mending's, or a release's
         self._segment: LiveSegment | None = None
         self._next = recovery.next_sequence
         self._commit = GroupCommit(directory, files, self._lock, synced=self._next - 1)
@@ -406,6 +407,10 @@ class Journal:
 
         Until it is done everything is refused. Called by the thread that syncs, so never beside an fsync.
         """
+        with self._turn:
+            return self._mend()
+
+    def _mend(self) -> JournalFault | None:
         try:
             self._lock_file = settle_in(self._files, self.directory, self._lock_file, self.identity)
             with self._lock:
@@ -452,11 +457,22 @@ class Journal:
         """Remove segments that are shipped, older than ``keep_s`` and without an open call; how many went.
 
         Where the journal is nearly full, shipped ones go before their time: refusing every call for the sake of copies
-        that the database already has would be the wrong way round.
+        that the database already has would be the wrong way round. Nothing goes while the journal is mended.
         """
+        if not self._turn.acquire(blocking=False):
+            return 0
+        try:
+            removed = self._release()
+        finally:
+            self._turn.release()
+        if removed:
+            self.measure()
+        return removed
+
+    def _release(self) -> int:
         shipped, removed = read_shipped(self.directory), 0
         self._account(shipped)
-        while (leaving := self._leaving(shipped)) is not None:
+        while self._fault is None and (leaving := self._leaving(shipped)) is not None:
             try:
                 leaving.segment.let_go(self._files)
                 self._files.unlink(leaving.segment.path)
@@ -470,8 +486,6 @@ class Journal:
                 self._closed_bytes -= leaving.segment.nbytes
             self.released_early += leaving.early
             removed += 1
-        if removed:
-            self.measure()
         return removed
 
     def _account(self, shipped: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from tests.support.journal import (
     ROOMY,
     ROOT,
     SMALL,
+    FaultyFiles,
     crash,
     entries,
     flip,
@@ -168,6 +170,30 @@ def test_a_bit_flipped_far_behind_is_noticed_and_costs_one_entry(tmp_path: Path)
     write_shipped(tmp_path, 51)
     assert journal.release() == 0, "evidence stays"
     journal.close()
+
+
+def test_nothing_is_released_while_it_is_mended(tmp_path: Path) -> None:
+    """Each has a thread of its own: what one counts as there, the other must not remove."""
+    files = FaultyFiles()
+    journal = open_journal(tmp_path, bounds=SMALL, files=files, wall_ns=lambda: 2**62)
+    written(journal, *[b"x" * 300] * 9)
+    journal.sync()
+    write_shipped(tmp_path, journal.next_sequence - 1)
+    files.fail["pwrite"] = errno.EIO
+    assert isinstance(journal.append(b"lost"), JournalFault)
+    files.fail.clear()
+    released: list[int] = []
+
+    def beside(operation: str) -> None:
+        if operation == "sync_directory" and not released:
+            released.append(journal.release())
+
+    files.hook = beside
+    assert journal.mend() is None
+    assert released == [0]
+    assert journal.probe() is None
+    assert journal.release() > 1
+    assert journal.probe() is None
 
 
 def test_the_threads_mend_alone(tmp_path: Path) -> None:
