@@ -74,8 +74,9 @@ class _Follower:
         """The bytes not looked at yet, of the sequence that has most of them."""
         if len(texts) == 1 and self.sequences and not self._lens.counts:  # nearly always; a token costs no more
             (text,), sequence = texts, self.sequences[0]
-            sequence.pieces.append(text)
-            sequence.fresh += len(text)
+            if text:  # a stream of empty ones would pile up unlooked at
+                sequence.pieces.append(text)
+                sequence.fresh += len(text)
             return sequence.fresh
         return max((self._add(index, text) for index, text in enumerate(texts) if text), default=0)
 

@@ -104,6 +104,18 @@ def test_guards_that_only_tell_are_fed_in_large_pieces() -> None:
     assert found.feed([b"x" * STEP]) == (Finding("noted", "output", "flag", "flag"),)
 
 
+def test_empty_texts_pile_up_nowhere() -> None:
+    found = watch({"id": "noted", "on": "output", "patterns": ["secret"], "then": "flag"})
+    for _ in range(100):
+        assert found.feed([b""]) == ()
+    assert found._tells is not None
+    assert [each.pieces for each in found._tells.sequences] in ([], [[]])
+    found.feed([b"a"])
+    for _ in range(100):
+        assert found.feed([b""]) == ()
+    assert [each.pieces for each in found._tells.sequences] == [[b"a"]]
+
+
 def test_the_outputs_of_one_call_are_texts_apart() -> None:
     rule = {"id": "word", "on": "output", "patterns": ["secret"]}
     apart = watch(rule)
