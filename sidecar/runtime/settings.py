@@ -6,6 +6,7 @@ import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -248,10 +249,17 @@ def _https(value: str) -> str:
     return value
 
 
+def _server(value: str) -> str:
+    """As ``_https``, without a path: the engine's is ``mount``."""
+    if urlsplit(_https(value)).path not in ("", "/"):
+        raise ValueError(f"{value!r} has a path; the engine's place is mount")
+    return value
+
+
 class VaultSection(_Section):
     """The transit engine of a HashiCorp Vault or OpenBao that makes, keeps and destroys the tenants' master keys."""
 
-    address: Annotated[str, AfterValidator(_https)]
+    address: Annotated[str, AfterValidator(_server)]
     token_file: Path  # as its agent writes it; read anew at each call
     mount: str = Field(default="transit", pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$")
     prefix: str = Field(default="warden-", pattern=r"^[A-Za-z0-9_-]{0,64}$")  # of the keys' names

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sidecar.runtime.settings import Settings, SettingsError, load
+from sidecar.runtime.settings import Settings, SettingsError, VaultSection, load
 from tests.support.config import document, write
 
 BAD = inspect.cleandoc("""
@@ -155,6 +155,24 @@ def test_an_address_is_host_and_port(tmp_path: Path, address: str, good: bool) -
     else:
         with pytest.raises(SettingsError, match="is not an address"):
             load(path)
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("https://vault.internal:8200", ""),
+        ("http://127.0.0.1:8200/", ""),
+        ("https://vault.internal:8200/team", "the engine's place is mount"),
+        ("http://vault.internal:8200", "is no https://HOST"),
+    ],
+)
+def test_a_vault_is_a_server_and_tls_or_this_host(address: str, told: str) -> None:
+    vault = {"address": address, "token_file": "token"}
+    if not told:
+        assert VaultSection.model_validate(vault).address == address
+        return
+    with pytest.raises(ValueError, match=told):
+        VaultSection.model_validate(vault)
 
 
 @pytest.mark.parametrize("section", [name for name in Settings.model_fields if name != "mode"])
