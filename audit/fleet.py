@@ -35,6 +35,8 @@ __all__ = ["FLEET", "FileAnchor", "Fleet", "body_of", "event_body"]
 
 FLEET: Final = "fleet"  # the log's name; no sidecar's is without a dot
 HEAD_SECONDS: Final = 60.0  # a growing log's head is recorded this often
+_NOTE_BYTES: Final = 64 * 1024  # more than two notes have
+_AT_ONCE: Final = 4096  # entries of the mirror hashed together
 OFFICERS: Final = 500  # of their acts taken up at once
 _LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtextextended('warden.fleet', 0))"
 
@@ -62,9 +64,14 @@ class FileAnchor:
         self._path = path
 
     def last(self) -> str | None:
-        """The newest note. Raises OSError."""
-        notes = read_notes(self._path)
-        return notes[-1] if notes else None
+        """The newest note, from the file's end: it is looked at every few seconds. Raises OSError."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - _NOTE_BYTES))
+                notes = file.read().split(b"\0\n")
+        except FileNotFoundError:
+            return None
+        return notes[-2].decode() if len(notes) > 1 else None
 
     def put(self, note: str) -> None:
         """Durable when this returns. Raises OSError."""
@@ -102,7 +109,7 @@ class Fleet:
         self._signer = log_signer(root, origin_of(jurisdiction, FLEET))
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._mirror = directory / "fleet.jsonl"
-        self.witnesses = Witnesses(witnesses, self._mirror, time.time) if witnesses else None
+        self.witnesses = Witnesses(witnesses, self._mirror, time.monotonic) if witnesses else None
         self._tree = Frontier()
         self._heads: dict[str, _Known] = {}
         self._pending: tuple[Frontier, list[str]] | None = None
@@ -111,6 +118,11 @@ class Fleet:
     @property
     def size(self) -> int:
         return self._tree.size
+
+    @property
+    def anchored(self) -> bool:
+        """Whether there is a file that its heads are taken to."""
+        return self._anchor is not None
 
     def turn(self, connection: sa.Connection, now: datetime, closing: Sequence[str] = ()) -> str | None:
         """Write what is new, if nobody else is writing; the new head's note, or None where nothing is.
@@ -150,7 +162,11 @@ class Fleet:
             self._anchor.put(note)
 
     def _behind(self, note: str) -> bool:
-        return self._anchor is not None and self._tree.size > 0 and self._anchor.last() != note
+        """Also where the anchor can't be read: ``published`` tells it, and what is new is written all the same."""
+        try:
+            return self._anchor is not None and self._tree.size > 0 and self._anchor.last() != note
+        except OSError:
+            return True
 
     # --- agreeing with the database -------------------------------------------------------------------------------
 
@@ -253,19 +269,20 @@ class Fleet:
 
     def _load(self) -> None:
         """A torn last line was never in any head that was shown as ours: it is read from the database again."""
-        try:
-            data = self._mirror.read_bytes()
-        except FileNotFoundError:
-            self._mirror.touch(mode=0o600)
-            return
-        whole = data[: data.rfind(b"\n") + 1]
-        if whole != data:
-            os.truncate(self._mirror, len(whole))
-        leaves = []
-        for line in whole.splitlines():
-            try:
-                self._learn(json.loads(line))
-            except (ValueError, KeyError) as fault:
-                raise ForkError(f"{self._mirror} is damaged: {fault}") from fault
-            leaves.append(leaf_hash(line))
-        self._tree = Frontier().extended(leaves)
+        self._mirror.touch(mode=0o600)
+        whole = 0
+        leaves: list[bytes] = []
+        with self._mirror.open("r+b") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    file.truncate(whole)
+                    break
+                whole += len(line)
+                try:
+                    self._learn(json.loads(line))
+                except (ValueError, KeyError) as fault:
+                    raise ForkError(f"{self._mirror} is damaged: {fault}") from fault
+                leaves.append(leaf_hash(line[:-1]))
+                if len(leaves) == _AT_ONCE:
+                    self._tree, leaves = self._tree.extended(leaves), []
+        self._tree = self._tree.extended(leaves)

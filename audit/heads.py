@@ -9,13 +9,15 @@ from typing import Final
 import psycopg
 import sqlalchemy as sa
 
-from audit import store, storing
+from audit import store, storing, upkeep
+from audit.fleet import Fleet
 from audit.logbook import ForkError
 from audit.ship_parts import Bounds, Parts, Status
 
 __all__ = ["Heads"]
 
 _PRUNE: Final = 60.0  # seconds between two looks at which batches may go
+_LOOK: Final = 60.0  # seconds between two looks at what must be done day by day
 
 
 class Heads:
@@ -23,7 +25,7 @@ class Heads:
 
     def __init__(self, parts: Parts, bounds: Bounds, status: Status, trouble: Callable[[Exception], None]) -> None:
         self._parts, self._bounds, self.status, self._trouble = parts, bounds, status, trouble
-        self._signed_at = self._pruned_at = self._sign_from = self._fleet_at = float("-inf")
+        self._signed_at = self._pruned_at = self._sign_from = self._fleet_at = self._looked_at = float("-inf")
         self._published = -1  # size of the last head that is stored
         self.settled = False  # the fleet's log was looked at since the start, and nothing was to be told
 
@@ -70,19 +72,41 @@ class Heads:
         closing = [book.log] if stopping and not self._parts.source.waiting() else []
         try:
             with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
+                self._look_after(connection, at)
                 note = fleet.turn(connection, self._parts.now(), closing)
                 for log in closing:
                     storing.heard(connection, log, closed=True)
             if note is not None:
-                fleet.published(note)
+                self._take_outside(fleet, note)
+            elif fleet.anchored:
+                self.status.anchor_trouble = self.status.anchor_trouble or ""
             self.settled = note is None
-            if fleet.witnesses is not None and fleet.witnesses.fault:
-                self._trouble(OSError(fleet.witnesses.fault))
+            if fleet.witnesses is not None:
+                self.status.witness_trouble = fleet.witnesses.trouble
+                if fleet.witnesses.trouble:
+                    self._trouble(OSError(fleet.witnesses.trouble))
         except (ForkError, storing.ForeignTreeError) as fault:
             self.status.tampered = True
             self._trouble(fault)
         except (sa.exc.SQLAlchemyError, psycopg.Error, store.MismatchError, OSError) as fault:
             self._trouble(fault)
+
+    def _look_after(self, connection: sa.Connection, at: float) -> None:
+        """Whether what must be done day by day is done, by whoever does it."""
+        if at - self._looked_at >= _LOOK:
+            self.status.upkeep = upkeep.look(connection, self._parts.now())
+            self._looked_at = at
+
+    def _take_outside(self, fleet: Fleet, note: str) -> None:
+        """Raises OSError."""
+        try:
+            fleet.published(note)
+        except OSError as fault:
+            if fleet.anchored:
+                self.status.anchor_trouble = str(fault)[:500]
+            raise
+        if fleet.anchored:
+            self.status.anchor_trouble = ""
 
     def _publish(self, size: int, note: str) -> None:
         with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,6 +15,7 @@ __all__ = [
     "Frontier",
     "TiledTree",
     "Tree",
+    "grown",
     "leaf_hash",
     "node_hash",
     "verify_consistency",
@@ -24,6 +26,7 @@ HASH_BYTES: Final = 32
 EMPTY_ROOT: Final = hashlib.sha256(b"").digest()
 _LEAF: Final = b"\x00"
 _NODE: Final = b"\x01"
+_AT_ONCE: Final = 4096  # leaves in memory
 
 
 def leaf_hash(data: bytes) -> bytes:
@@ -128,21 +131,7 @@ class Tree:
         whole = self.size if second is None else second
         if not 0 <= first <= whole <= self.size:
             raise ValueError(f"no proof from {first} to {whole} of {self.size}")
-        if first in {0, whole}:
-            return []
-        proof: list[bytes] = []
-        start, end, known = 0, whole, True
-        while first != end:
-            middle = start + _split(end - start)
-            if first <= middle:
-                proof.append(self._range(middle, end))
-                end = middle
-            else:
-                proof.append(self._range(start, middle))
-                start, known = middle, False
-        if not known:
-            proof.append(self._range(start, end))
-        return proof[::-1]
+        return [self._range(start, end) for start, end in _consistency(first, whole)]
 
     def _node(self, level: int, index: int) -> bytes:
         """The root over 2**level leaves, the ``index``-th such run."""
@@ -189,6 +178,49 @@ class TiledTree(Tree):
         if len(self._tiles) > TILES_KEPT:
             del self._tiles[next(iter(self._tiles))]
         return tile._node(level, index - (number << above))  # noqa: SLF001 — a tile is a tree of our own
+
+
+def grown(old: Frontier, leaves: Iterable[bytes], size: int) -> tuple[list[bytes], Frontier]:
+    """RFC 6962 §2.1.2's proof that a tree of ``size`` leaves extends ``old``, and that tree, from the new leaves alone.
+
+    Takes as many of ``leaves`` as there are new ones, and holds few of them at once; raises ValueError for too few.
+    """
+    if size < old.size:
+        raise ValueError(f"{size} leaves are no growth of {old.size}")
+    roots, end = {}, 0
+    levels = [level for level in reversed(range(old.size.bit_length())) if old.size >> level & 1]
+    for found, level in zip(old.hashes, levels, strict=True):
+        roots[end, end + (1 << level)] = found
+        end += 1 << level
+    proof, tree, source = _consistency(old.size, size), old, iter(leaves)
+    for start, end in sorted(each for each in proof if each not in roots) or [(old.size, size)]:
+        part = Frontier()
+        while part.size < end - start:
+            some = list(itertools.islice(source, min(_AT_ONCE, end - start - part.size)))
+            if not some:
+                raise ValueError(f"there are {tree.size} leaves, not {size}")
+            part, tree = part.extended(some), tree.extended(some)
+        roots[start, end] = part.root
+    return [roots[each] for each in proof], tree
+
+
+def _consistency(first: int, whole: int) -> list[tuple[int, int]]:
+    """The subtrees, as [start, end) of leaves, whose roots a consistency proof consists of, in its order."""
+    if first in {0, whole}:
+        return []
+    proof: list[tuple[int, int]] = []
+    start, end, known = 0, whole, True
+    while first != end:
+        middle = start + _split(end - start)
+        if first <= middle:
+            proof.append((middle, end))
+            end = middle
+        else:
+            proof.append((start, middle))
+            start, known = middle, False
+    if not known:
+        proof.append((start, end))
+    return proof[::-1]
 
 
 def verify_inclusion(leaf: bytes, index: int, size: int, path: Sequence[bytes], root: bytes) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import psycopg
 import sqlalchemy as sa
 
-from audit import erasing, store
+from audit import erasing, store, upkeep
 from audit.erasing import Officer
 from audit.evidence import covered
 from audit.fleet import FLEET
@@ -45,9 +45,11 @@ def retain(engine: sa.Engine, opener: Opener, officer: Officer, *, copies: timed
     """One run; each step is its own transaction, and one that broke off is done again by the next run.
 
     ``copies``: how long copies outside the database live; a tenant's old master key is destroyed after that.
-    Raises KeyFaultError and SQLAlchemy's errors.
+    Raises KeyFaultError, SQLAlchemy's errors, and MismatchError for a login that may not drop days.
     """
     done = Retained()
+    with _transaction(engine) as connection:
+        _as_owner(connection)
     with _transaction(engine) as connection:
         done.erasures_done = [each.id for each in erasing.finish(connection, opener.provider, officer)]
     with _transaction(engine) as connection:
@@ -58,7 +60,16 @@ def retain(engine: sa.Engine, opener: Opener, officer: Officer, *, copies: timed
     _drop_recorded(engine, done)
     with _transaction(engine) as connection:
         _record_drops(connection, opener, officer, done)
+        upkeep.note_retained(connection, officer.at)
     return done
+
+
+def _as_owner(connection: sa.Connection) -> None:
+    """Half a run would look like a whole one: it is refused before anything is done."""
+    query = "SELECT pg_has_role(relowner, 'MEMBER') FROM pg_class WHERE oid = to_regclass('warden.audit_calls')"
+    if not connection.scalar(sa.text(query)):
+        user = connection.scalar(sa.text("SELECT current_user"))
+        raise store.MismatchError(f"{user} does not own the audit tables; only their owner may drop days")
 
 
 def _transaction(engine: sa.Engine) -> Any:

@@ -14,6 +14,7 @@ from audit.assemble import CallRecord, Place
 from audit.fleet import Fleet
 from audit.logbook import LogBook
 from audit.poison import PoisonKeeper
+from audit.upkeep import Upkeep
 from audit.vault import Vault
 from sidecar.core.model import Secret
 
@@ -122,6 +123,10 @@ class Status:
     log: str = ""
     signed_size: int = 0  # of the last head that is stored
     tampered: bool = False  # the database shows a tree that was not made here
+    upkeep: Upkeep | None = None  # as it was when the database was last asked; None: never yet
+    # What keeps the fleet's heads from being kept outside the database; "": nothing, None: there is none of the kind.
+    anchor_trouble: str | None = None
+    witness_trouble: str | None = None
 
 
 class JournalError(Exception):

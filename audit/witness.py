@@ -8,14 +8,14 @@ import http.client
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 from urllib.parse import urlsplit
 
 from audit.asking import ask
-from audit.merkle import Tree, leaf_hash
+from audit.merkle import Frontier, grown, leaf_hash
 from audit.spool import write_whole
 from audit.tlog import SIGNATURES, NoteError, Verifier, cosignature_time, parse_checkpoint, parse_note
 
@@ -24,6 +24,9 @@ __all__ = ["Witness", "WitnessError", "Witnesses", "add_checkpoint"]
 TIMEOUT: Final = 5.0  # seconds of one step on the network
 WHOLE: Final = 15.0  # seconds of one answer, however it drips
 AGAIN: Final = 3600.0  # seconds after which the same head is cosigned anew: so is told that nothing was cut off since
+LATE: Final = 2 * AGAIN  # seconds without a cosignature after which it is told, whatever the witness says or doesn't
+BACKOFF: Final = 5.0  # seconds before a witness that failed is asked again, doubled up to:
+BACKOFF_MOST: Final = 600.0
 _ANSWER_BYTES: Final = 64 * 1024
 _SIZE: Final = re.compile(r"[0-9]{1,18}")
 
@@ -69,21 +72,42 @@ def _post(url: str, body: bytes) -> tuple[int, str]:
     return status, data.decode("utf-8", "replace")
 
 
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    """A place in the mirror: after how many entries, in their tree, and after how many bytes."""
+
+    tree: Frontier = Frontier()  # noqa: RUF009 — frozen
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """Not before ``until`` is it asked again, which is ``wait`` seconds after it failed."""
+
+    until: float
+    wait: float
+    words: str
+
+
 class Witnesses:
     """All witnesses of one fleet's log, in a thread of their own: whether they answer holds up nothing.
 
-    ``mirror`` is the file of the log's entries, one a line (audit.fleet); ``state`` keeps what each has seen.
+    ``mirror`` is the file of the log's entries, one a line (audit.fleet), which only grows: what a witness has seen is
+    hashed once, and then only what came since. ``witnesses.json`` beside it keeps how much that was. ``now`` is
+    monotonic, in seconds.
     """
 
     def __init__(self, witnesses: Sequence[Witness], mirror: Path, now: Callable[[], float]) -> None:
         self._witnesses, self._mirror, self._now = tuple(witnesses), mirror, now
         self._state = mirror.with_name("witnesses.json")
         self._seen: dict[str, int] = self._load()
+        self._reached: dict[str, _Reached] = {}  # what it has seen, where that was hashed here
         self._at: dict[str, float] = {}
+        self._began = now()
+        self._failures: dict[str, _Failure] = {}
         self._lock = threading.Lock()
         self._cosigned: dict[int, str] = {}
         self._busy = False
-        self.fault = ""
 
     def offer(self, note: str) -> None:
         """Have this head cosigned, where it is due; one at a time, and what is offered meanwhile comes again."""
@@ -101,34 +125,50 @@ class Witnesses:
             taken, self._cosigned = self._cosigned, {}
         return taken
 
+    @property
+    def trouble(self) -> str:
+        """What keeps heads from being cosigned, in words; "": nothing."""
+        failed, at = dict(self._failures), self._now()
+        silent = [each.url for each in self._witnesses if at - self._at.get(each.url, self._began) > LATE]
+        words = [each.words for each in failed.values()]
+        words += [f"{url}: has cosigned nothing for {LATE:.0f} s" for url in silent if url not in failed]
+        return "; ".join(words)[:500]
+
     def _due(self, witness: Witness, size: int) -> bool:
-        last = self._at.get(witness.url)
-        return last is None or self._now() - last >= AGAIN or self._seen.get(witness.url, 0) < size
+        at, last, failure = self._now(), self._at.get(witness.url), self._failures.get(witness.url)
+        if failure is not None and at < failure.until:
+            return False
+        return last is None or at - last >= AGAIN or self._seen.get(witness.url, 0) < size
 
     def _run(self, due: Sequence[Witness], note: str, size: int) -> None:
+        lines = []
         try:
-            lines, faults, leaves = [], [], self._leaves(size)
             for witness in due:
                 try:
-                    lines.append(self._ask(witness, leaves, note, size))
+                    lines.append(self._ask(witness, note, size))
+                    self._failures.pop(witness.url, None)
                 except (OSError, ValueError) as fault:  # one that lies is no reason to lose what others signed
-                    faults.append(str(fault))
-            self.fault = "; ".join(faults)[:500]
+                    self._put_off(witness, str(fault))
             if lines:
                 with self._lock:
                     self._cosigned[size] = note + "".join(lines)
-        except (OSError, ValueError) as fault:
-            self.fault = str(fault)[:500]
         finally:
             self._busy = False
 
-    def _ask(self, witness: Witness, leaves: Sequence[bytes], note: str, size: int) -> str:
+    def _put_off(self, witness: Witness, words: str) -> None:
+        last = self._failures.get(witness.url)
+        wait = BACKOFF if last is None else min(last.wait * 2, BACKOFF_MOST)
+        self._failures[witness.url] = _Failure(self._now() + wait, wait, words)
+
+    def _ask(self, witness: Witness, note: str, size: int) -> str:
         old = min(self._seen.get(witness.url, 0), size)
-        tree = Tree(leaves)
         for _ in range(2):
-            answer = add_checkpoint(witness, old, tree.consistency(old, size) if 0 < old < size else (), note)
+            proof, reached = self._proof(witness, old, size)
+            answer = add_checkpoint(witness, old, proof, note)
             if isinstance(answer, str):
                 self._seen[witness.url], self._at[witness.url] = size, self._now()
+                if reached is not None:
+                    self._reached[witness.url] = reached
                 write_whole(self._state, json.dumps(self._seen).encode())
                 return answer
             if answer > size:
@@ -136,16 +176,17 @@ class Witnesses:
             old = answer
         raise WitnessError(f"{witness.url}: cannot say what it has seen")
 
-    def _leaves(self, size: int) -> list[bytes]:
-        leaves: list[bytes] = []
+    def _proof(self, witness: Witness, old: int, size: int) -> tuple[Sequence[bytes], _Reached | None]:
+        """That the first ``size`` entries extend the first ``old``. Raises OSError and ValueError."""
+        if old in {0, size}:
+            return (), None
+        start = self._reached.get(witness.url, _Reached())
+        if start.tree.size > old:
+            start = _Reached()
         with self._mirror.open("rb") as file:
-            for line in file:
-                if len(leaves) == size:
-                    break
-                leaves.append(leaf_hash(line.rstrip(b"\n")))
-        if len(leaves) != size:
-            raise ValueError(f"{self._mirror} has {len(leaves)} entries, not {size}")
-        return leaves
+            if start.tree.size < old:
+                _, start = _read(file, start, old)
+            return _read(file, start, size)
 
     def _load(self) -> dict[str, int]:
         try:
@@ -153,3 +194,20 @@ class Witnesses:
             return {str(url): int(size) for url, size in found.items()}
         except (OSError, ValueError, AttributeError):
             return {}  # the witness says what it has seen
+
+
+def _read(file: BinaryIO, start: _Reached, size: int) -> tuple[list[bytes], _Reached]:
+    """The proof from where ``start`` is to ``size`` entries, and that place. Raises OSError and ValueError."""
+    file.seek(start.offset)
+    offset = start.offset
+
+    def leaves() -> Iterator[bytes]:
+        nonlocal offset
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            yield leaf_hash(line[:-1])
+
+    proof, tree = grown(start.tree, leaves(), size)
+    return proof, _Reached(tree, offset)

@@ -323,6 +323,10 @@ def _report(shipper: Shipper, pump: SpanPump | None) -> bytes:
         "log": status.log,
         "signed_size": status.signed_size,
         "tampered": status.tampered,
+        "room_until": status.upkeep.room_until if status.upkeep else None,
+        "retained_at": status.upkeep.retained_at if status.upkeep else None,
+        "anchor_trouble": status.anchor_trouble,
+        "witness_trouble": status.witness_trouble,
     }
     counts = pump.counts if pump is not None else None
     report["spans_exported"] = counts.exported if counts else 0

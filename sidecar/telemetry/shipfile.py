@@ -18,7 +18,10 @@ _SIZE_BOUND: Final = 64 * 1024  # bytes; the report is a few hundred
 
 
 class ShipReport(msgspec.Struct, frozen=True):
-    """The report. ``oldest_unshipped_at`` is in seconds since the UNIX epoch, None where nothing waits."""
+    """The report. Times are in seconds since the UNIX epoch: ``oldest_unshipped_at`` is None where nothing waits,
+    ``room_until`` and ``retained_at`` (audit.upkeep) where the database was not asked yet. A trouble is "" where there
+    is none, and None where nothing of the kind is configured.
+    """
 
     shipped_sequence: int = 0
     position: int = 0
@@ -32,6 +35,10 @@ class ShipReport(msgspec.Struct, frozen=True):
     spans_dropped: int = 0
     database_up: bool = False
     tampered: bool = False
+    room_until: float | None = None
+    retained_at: float | None = None
+    anchor_trouble: str | None = None
+    witness_trouble: str | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(ShipReport)
@@ -55,6 +62,12 @@ class ShipFile:
         except (OSError, msgspec.DecodeError):  # ValidationError is a DecodeError
             return None
 
+    def room_seconds(self, report: ShipReport) -> Reading:
+        return None if report.room_until is None else max(0.0, report.room_until - self.now())
+
+    def retained_seconds(self, report: ShipReport) -> Reading:
+        return None if report.retained_at is None else max(0.0, self.now() - report.retained_at)
+
     def lag_seconds(self, report: ShipReport) -> float:
         oldest = report.oldest_unshipped_at
         return 0.0 if oldest is None else max(0.0, self.now() - oldest)
@@ -63,16 +76,20 @@ class ShipFile:
 def watch_ship(instruments: PrometheusInstruments, ship: ShipFile) -> None:
     """Show the report on `/metrics`. Without a fresh one up is 0, gauges are absent, counters stand still."""
 
-    def watch(name: str, value: Callable[[ShipReport], float]) -> None:
+    def watch(name: str, value: Callable[[ShipReport], Reading]) -> None:
         def read() -> Reading:
             report = ship.read()
-            return None if report is None else float(value(report))
+            return None if report is None else value(report)
 
         instruments.watch(name, read)
 
     instruments.watch("warden_ship_up", lambda: float(ship.read() is not None))
-    watch("warden_ship_database_up", lambda report: report.database_up)
-    watch("warden_ship_tampered", lambda report: report.tampered)
+    watch("warden_ship_database_up", lambda report: float(report.database_up))
+    watch("warden_ship_tampered", lambda report: float(report.tampered))
+    watch("warden_ship_partition_room_seconds", ship.room_seconds)
+    watch("warden_ship_retained_age_seconds", ship.retained_seconds)
+    watch("warden_ship_anchor_up", lambda report: _well(report.anchor_trouble))
+    watch("warden_ship_witnesses_up", lambda report: _well(report.witness_trouble))
     watch("warden_ship_lag_records", lambda report: report.lag_records)
     watch("warden_ship_lag_seconds", ship.lag_seconds)
     watch("warden_shipped_records_total", lambda report: report.rows)
@@ -80,3 +97,7 @@ def watch_ship(instruments: PrometheusInstruments, ship: ShipFile) -> None:
     watch("warden_spans_exported_total", lambda report: report.spans_exported)
     watch("warden_spans_failed_total", lambda report: report.spans_failed)
     watch("warden_spans_dropped_total", lambda report: report.spans_dropped)
+
+
+def _well(trouble: str | None) -> Reading:
+    return None if trouble is None else float(not trouble)

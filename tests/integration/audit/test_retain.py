@@ -14,6 +14,7 @@ from audit import erasing, store
 from audit.erasing import Officer
 from audit.opening import Opener
 from audit.retain import Retained, retain
+from audit.upkeep import Upkeep, look
 from tests.integration.audit.test_erasing import Desk
 from tests.integration.audit.test_verify import check
 from tests.support.evidence import tamper
@@ -94,6 +95,43 @@ def test_a_hold_keeps_keys_and_days(desk: Desk) -> None:
     desk.act(lambda connection, _: erasing.release_hold(connection, Officer("cli:ada", NOW, _ids), "h1"))
     assert run(desk).keys == 1
     assert desk.opened()["o1"] == "erased"
+
+
+def looked(desk: Desk) -> Upkeep:
+    engine = store.connect(desk.dsn, application="test")
+    try:
+        with store.transaction(engine) as connection:
+            return look(connection, NOW)
+    finally:
+        engine.dispose()
+
+
+def midnight(days: int) -> float:
+    return datetime.combine(NOW.date() + timedelta(days=days), datetime.min.time(), UTC).timestamp()
+
+
+def test_a_run_to_its_end_is_told_and_one_that_broke_off_is_not(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError("broke off")
+
+    assert looked(desk).retained_at == midnight(-10)  # never yet: as long ago as there are records
+    with monkeypatch.context() as breaks:
+        breaks.setattr("audit.retain._record_drops", broken)
+        with pytest.raises(OSError, match="broke off"):
+            run(desk)
+    assert looked(desk).retained_at == midnight(-10)
+    run(desk)
+    assert looked(desk).retained_at == NOW.timestamp()
+    run(desk, NOW + timedelta(hours=25))
+    assert looked(desk).retained_at == (NOW + timedelta(hours=25)).timestamp()
+
+
+def test_room_ends_where_a_day_lacks_a_partition_of_either_table(desk: Desk) -> None:
+    assert looked(desk).room_until == midnight(8)
+    query(desk.dsn, f"DROP TABLE warden.{store.partition_name((NOW + timedelta(days=3)).date(), 'audit_terms')}")
+    assert looked(desk).room_until == midnight(3)
+    query(desk.dsn, f"DROP TABLE warden.{store.partition_name(NOW.date())}")
+    assert looked(desk).room_until == NOW.timestamp()
 
 
 def test_old_master_keys_go_when_copies_have(desk: Desk) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import stat
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from audit import roles, store
+from audit.erasing import Officer
+from audit.opening import Opener
+from audit.retain import retain
 from audit.roles import RoleKind
 from sidecar.cli.db import app as db
 from sidecar.cli.evidence import app as audit
@@ -20,7 +25,7 @@ from tests.integration.audit.test_search import write_config
 from tests.integration.audit.test_verify import check
 from tests.integration.identity.test_pooler import pooled
 from tests.support.postgres import query
-from tests.support.store import FakeJournal, Shipping, completed, event, refused, wait_until
+from tests.support.store import FakeJournal, Shipping, completed, event, keys_in, refused, wait_until
 
 Refused = psycopg.errors.InsufficientPrivilege
 
@@ -63,6 +68,45 @@ def ship(dsn: str, directory: Path, journal: FakeJournal, rows: int) -> str:
     assert shipping.fault is None
     assert not shipping.shipper.status.tampered
     return status.log
+
+
+def test_a_sidecar_sees_whether_retention_runs_and_only_the_owner_may_run_it(office: Office) -> None:
+    own = office.enroll("pod-1")
+    ids = (f"kept-{n}" for n in itertools.count())
+    at = datetime.now(UTC)
+    opener = Opener(keys_in(office.directory))
+    engine = store.connect(office.enroll("ada", RoleKind.OFFICER), application="test")
+    with pytest.raises(store.MismatchError, match="warden_of_ada does not own the audit tables"):
+        retain(engine, opener, Officer("cli:ada", at, ids, "retention"), copies=timedelta(hours=24))
+    engine.dispose()
+    engine = store.connect(office.dsn, application="test")
+    retain(engine, opener, Officer("cli:owner", at, ids, "retention"), copies=timedelta(hours=24))
+    engine.dispose()
+    journal = FakeJournal()
+    journal.append(event())
+    with Shipping(journal, own, office.directory) as shipping:
+        status = shipping.shipper.status
+        wait_until(lambda: shipping.fault or (status.upkeep is not None and status.rows == 1))
+    assert shipping.fault is None
+    assert status.upkeep is not None
+    assert status.upkeep.retained_at == at.timestamp()
+    assert status.upkeep.room_until - at.timestamp() > 6 * 86400
+    assert (status.anchor_trouble, status.witness_trouble) == (None, None)  # none is configured
+
+
+def test_an_anchor_that_takes_nothing_is_told_until_it_does_again(office: Office) -> None:
+    anchor = office.directory / "away" / "anchor"
+    anchor.parent.write_text("not a directory")
+    journal = FakeJournal()
+    journal.append(event())
+    with Shipping(journal, office.dsn, office.directory, anchor=anchor) as shipping:
+        status = shipping.shipper.status
+        wait_until(lambda: shipping.fault or status.anchor_trouble)
+        assert "away" in str(status.anchor_trouble)
+        anchor.parent.unlink()
+        wait_until(lambda: shipping.fault or status.anchor_trouble == "")
+    assert shipping.fault is None
+    assert anchor.exists()
 
 
 @pytest.fixture

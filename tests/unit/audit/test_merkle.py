@@ -15,6 +15,7 @@ from audit.merkle import (
     Frontier,
     TiledTree,
     Tree,
+    grown,
     leaf_hash,
     node_hash,
     verify_consistency,
@@ -171,3 +172,28 @@ def test_proofs_out_of_the_tree_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=r"leaves|leaf|proof"):
             ask()
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_growth_is_proved_from_the_old_edge_and_the_new_leaves_as_from_the_whole_tree(old: int, more: int) -> None:
+    """For every old and new size: the proof is the whole tree's, and the edge is that of all leaves."""
+    hashes, size = leaves(old + more), old + more
+    source = iter([*hashes[old:], b"not taken" * 4])
+    proof, tree = grown(Frontier().extended(hashes[:old]), source, size)
+    assert proof == Tree(hashes).consistency(old, size)
+    assert tree == Frontier().extended(hashes)
+    assert next(source) == b"not taken" * 4
+
+
+def test_growth_by_more_leaves_than_are_held_at_once() -> None:
+    hashes = leaves(10_000)
+    proof, tree = grown(Frontier().extended(hashes[:1001]), iter(hashes[1001:]), 10_000)
+    assert proof == Tree(hashes).consistency(1001, 10_000)
+    assert tree == Frontier().extended(hashes)
+
+
+@pytest.mark.parametrize(("there", "size"), [(3, 8), (3, 2)])
+def test_growth_that_there_are_no_leaves_for(there: int, size: int) -> None:
+    with pytest.raises(ValueError, match=str(size)):
+        grown(Frontier().extended(leaves(there)), leaves(2), size)

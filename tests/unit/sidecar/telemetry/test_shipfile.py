@@ -27,6 +27,10 @@ REPORT = {
     "spans_failed": 2,
     "database_up": True,
     "tampered": True,
+    "room_until": NOW + 3600,
+    "retained_at": NOW - 7200,
+    "anchor_trouble": "",
+    "witness_trouble": "http://w.example: answers 503",
 }
 
 
@@ -58,6 +62,10 @@ def test_a_fresh_report_is_shown(tmp_path: Path) -> None:
         "warden_ship_up": 1,
         "warden_ship_database_up": 1,
         "warden_ship_tampered": 1,
+        "warden_ship_partition_room_seconds": 3600,
+        "warden_ship_retained_age_seconds": 7200,
+        "warden_ship_anchor_up": 1,
+        "warden_ship_witnesses_up": 0,
         "warden_ship_lag_records": 10,
         "warden_ship_lag_seconds": pytest.approx(4.5),
         "warden_shipped_records_total": 80,
@@ -66,6 +74,19 @@ def test_a_fresh_report_is_shown(tmp_path: Path) -> None:
         "warden_spans_failed_total": 2,
         "warden_spans_dropped_total": 0,
     }
+
+
+def test_what_is_not_known_or_not_configured_is_not_shown(tmp_path: Path) -> None:
+    shown = Shown(tmp_path)
+    unknown = dict.fromkeys(["room_until", "retained_at", "anchor_trouble", "witness_trouble"])
+    shown.write(json.dumps(REPORT | unknown).encode())
+    assert not [name for name in shown.values() if name.endswith(("room_seconds", "age_seconds", "anchor_up", "es_up"))]
+
+
+def test_a_day_without_a_partition_is_no_room_however_long_ago_it_ran_out(tmp_path: Path) -> None:
+    shown = Shown(tmp_path)
+    shown.write(json.dumps(REPORT | {"room_until": NOW - 60}).encode())
+    assert shown.values()["warden_ship_partition_room_seconds"] == 0
 
 
 def test_nothing_waiting_is_no_lag(tmp_path: Path) -> None:
