@@ -72,6 +72,7 @@ def test_the_parts() -> None:
         ("ConfigMap", "warden-bundle"),
         ("Service", "warden"),
         ("NetworkPolicy", "warden"),
+        ("NetworkPolicy", "warden-retain"),
     }
     assert ALL["StatefulSet", "triton"]["spec"]["serviceName"] == "warden"
 
@@ -204,3 +205,17 @@ def test_retention_runs_as_the_owner_with_the_sidecars_keys(tmp_path: Path, sett
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     assert container["resources"]["limits"]["memory"]
+
+
+def test_retention_reaches_the_database_alone_and_a_run_that_hangs_ends_before_the_next() -> None:
+    job = ALL["CronJob", "warden-retain"]["spec"]
+    policy = ALL["NetworkPolicy", "warden-retain"]["spec"]
+    labels = job["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    assert labels != ALL["NetworkPolicy", "warden"]["spec"]["podSelector"]["matchLabels"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in policy  # nothing comes in
+    sidecars = ALL["NetworkPolicy", "warden"]["spec"]["egress"]
+    assert policy["egress"] == [rule for rule in sidecars if rule["ports"][0]["port"] in {53, 5432}]
+    assert job["concurrencyPolicy"] == "Forbid"
+    assert job["jobTemplate"]["spec"]["activeDeadlineSeconds"] < 24 * 3600
