@@ -135,8 +135,8 @@ def _gauge(name: str, help_: str, labels: tuple[str, ...] = (), unit: str = "") 
 _DURATION: Final = tuple(round(0.01 * 2**step, 2) for step in range(14))  # 10 ms doubling to 81.92 s
 _FIRST_TOKEN: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _PER_TOKEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-# Local SSD: 0.1–5 ms; network volumes: tens of ms; what takes a second is ill.
-_FSYNC: Final = (0.001, 0.005, 0.025, 0.1, 1.0, 5.0)
+# Local SSD: 0.1–5 ms; network volumes: tens of ms; what takes a second is ill, however long it takes.
+_FSYNC: Final = (0.001, 0.005, 0.025, 0.1, 1.0)
 
 # Calls of the data plane end in one of these; ``aborted`` is written by `warden ship` after a crash.
 _OUTCOMES: Final = tuple(kind.value for kind in OutcomeKind if kind is not OutcomeKind.ABORTED)
@@ -285,8 +285,7 @@ _AUDIT: Final = (
         unit="seconds",
     ),
     _gauge("warden_ship_retained_age_seconds", "Time since `warden audit retain` last ran to its end.", unit="seconds"),
-    _gauge("warden_ship_anchor_up", "1 while the file that anchors the fleet's log takes its heads (audit.anchor)."),
-    _gauge("warden_ship_witnesses_up", "1 while every witness cosigns the fleet's heads (audit.anchor)."),
+    _gauge("warden_ship_anchored", "1 while audit.anchor's file and witnesses take the heads of the fleet's log."),
     _counter("warden_poisoned_records_total", "Journal entries that could not be read or stored, and were set aside."),
     _counter("warden_spans_exported_total", "Spans the collector took since `warden ship` started."),
     _counter("warden_spans_failed_total", "Spans the collector refused or never got."),

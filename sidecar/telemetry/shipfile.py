@@ -88,8 +88,7 @@ def watch_ship(instruments: PrometheusInstruments, ship: ShipFile) -> None:
     watch("warden_ship_tampered", lambda report: float(report.tampered))
     watch("warden_ship_partition_room_seconds", ship.room_seconds)
     watch("warden_ship_retained_age_seconds", ship.retained_seconds)
-    watch("warden_ship_anchor_up", lambda report: _well(report.anchor_trouble))
-    watch("warden_ship_witnesses_up", lambda report: _well(report.witness_trouble))
+    watch("warden_ship_anchored", _anchored)
     watch("warden_ship_lag_records", lambda report: report.lag_records)
     watch("warden_ship_lag_seconds", ship.lag_seconds)
     watch("warden_shipped_records_total", lambda report: report.rows)
@@ -99,5 +98,6 @@ def watch_ship(instruments: PrometheusInstruments, ship: ShipFile) -> None:
     watch("warden_spans_dropped_total", lambda report: report.spans_dropped)
 
 
-def _well(trouble: str | None) -> Reading:
-    return None if trouble is None else float(not trouble)
+def _anchored(report: ShipReport) -> Reading:
+    troubles = [each for each in (report.anchor_trouble, report.witness_trouble) if each is not None]
+    return float(not any(troubles)) if troubles else None

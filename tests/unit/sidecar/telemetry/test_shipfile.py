@@ -64,8 +64,7 @@ def test_a_fresh_report_is_shown(tmp_path: Path) -> None:
         "warden_ship_tampered": 1,
         "warden_ship_partition_room_seconds": 3600,
         "warden_ship_retained_age_seconds": 7200,
-        "warden_ship_anchor_up": 1,
-        "warden_ship_witnesses_up": 0,
+        "warden_ship_anchored": 0,
         "warden_ship_lag_records": 10,
         "warden_ship_lag_seconds": pytest.approx(4.5),
         "warden_shipped_records_total": 80,
@@ -80,7 +79,19 @@ def test_what_is_not_known_or_not_configured_is_not_shown(tmp_path: Path) -> Non
     shown = Shown(tmp_path)
     unknown = dict.fromkeys(["room_until", "retained_at", "anchor_trouble", "witness_trouble"])
     shown.write(json.dumps(REPORT | unknown).encode())
-    assert not [name for name in shown.values() if name.endswith(("room_seconds", "age_seconds", "anchor_up", "es_up"))]
+    assert not [name for name in shown.values() if name.endswith(("room_seconds", "age_seconds", "anchored"))]
+
+
+@pytest.mark.parametrize(
+    ("file", "witnesses", "shown"),
+    [("", None, 1), (None, "", 1), ("", "", 1), ("full", None, 0), (None, "away", 0), ("full", "", 0), ("", "away", 0)],
+)
+def test_heads_are_anchored_where_all_that_is_configured_takes_them(
+    tmp_path: Path, file: str | None, witnesses: str | None, shown: int
+) -> None:
+    made = Shown(tmp_path)
+    made.write(json.dumps(REPORT | {"anchor_trouble": file, "witness_trouble": witnesses}).encode())
+    assert made.values()["warden_ship_anchored"] == shown
 
 
 def test_a_day_without_a_partition_is_no_room_however_long_ago_it_ran_out(tmp_path: Path) -> None:
