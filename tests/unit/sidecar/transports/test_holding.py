@@ -14,8 +14,8 @@ from sidecar.core.governor import Governor, Mode
 from sidecar.transports import render
 from sidecar.transports.exchange import UpstreamEnd
 from tests.support.core import FakePorts
+from tests.support.relay import FINAL, Rpc, ask, token, until
 from tests.support.wire import OK_END, FakeUpstream, quiet
-from tests.unit.sidecar.transports.test_relay import FINAL, Rpc, ask, token, until
 
 MS = 1_000_000
 ERROR = UpstreamEnd(14, "gone")
