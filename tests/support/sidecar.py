@@ -358,9 +358,9 @@ class Sidecar:
 
     def settles(self) -> None:
         """Wait until what was reserved has been given back."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + DEADLINE
         while any((held := self.held()).values()):
-            assert time.monotonic() < deadline, f"still held after 20 s: {held}"
+            assert time.monotonic() < deadline, f"still held after {DEADLINE} s: {held}"
             time.sleep(0.02)
 
     def rss(self) -> int:
@@ -392,7 +392,7 @@ class Sidecar:
 
     def record(self, call_id: str) -> dict[str, Any]:
         """The one record of a call, once it is shipped."""
-        found = eventually(lambda: self.search(call=call_id), what=f"the record of call {call_id}", within_s=20)
+        found = eventually(lambda: self.search(call=call_id), what=f"the record of call {call_id}", within_s=DEADLINE)
         (record,) = found
         return record
 

@@ -31,7 +31,7 @@ _POLL_S = 0.02
 T = TypeVar("T")
 
 
-def eventually(look: Callable[[], T], *, what: str, within_s: float = 10.0) -> T:
+def eventually(look: Callable[[], T], *, what: str, within_s: float = WELL_WITHIN_S) -> T:
     """What ``look`` gives as soon as it is truthy; fails the test, naming ``what``, when it never is."""
     deadline = time.monotonic() + within_s
     while not (seen := look()):
@@ -95,7 +95,7 @@ class Triton:
         """How the requests of `slow` and `hold` ended, oldest first: ``cancelled ID after N``, ``completed ID …``."""
         return self.report.read_text().splitlines()
 
-    def ended(self, request_id: str, *, within_s: float = 10.0) -> str:
+    def ended(self, request_id: str, *, within_s: float = WELL_WITHIN_S) -> str:
         """The report of one request, waited for. Behind a warden, the id is the one that Triton saw."""
         return eventually(
             lambda: next((line for line in self.reports() if line.split()[1] == request_id), ""),

@@ -446,7 +446,7 @@ def test_a_database_that_accepts_and_says_nothing_is_away(tmp_path: Path) -> Non
         begun = time.monotonic()
         done = run(audit_app, "search", "--config", str(write_config(tmp_path, f"postgresql://u@127.0.0.1:{port}/x")))
     assert done.exit_code == 3
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 60
 
 
 def test_a_dsn_that_is_none_is_not_quoted(tmp_path: Path) -> None:

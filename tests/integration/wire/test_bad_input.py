@@ -213,7 +213,7 @@ class TestHeaders:
         call = bare.channel.unary_unary(INFER).future(
             echo(),
             metadata=(*sidecar.headers().items(), ("x-data-class", "phi"), ("x-data-class", "public")),
-            timeout=20,
+            timeout=60,
         )
         assert call.exception().details().startswith("[REQUEST_AMBIGUOUS]")
 
@@ -229,14 +229,14 @@ class TestPaths:
     def test_that_cannot_be_read_are_answered(self, sidecar: Sidecar, path: bytes, headers: list[Any]) -> None:
         if sidecar.wire != "envoy":
             return
-        answer = h2.ends(sidecar.grpc, path, headers, within_s=5)
+        answer = h2.ends(sidecar.grpc, path, headers, within_s=30)
         assert answer is not None
         if not headers:
             assert answer == b"[METHOD_UNKNOWN] the path is not printable ASCII"
 
     def test_with_printable_escapes_are_read(self, sidecar: Sidecar) -> None:
         if sidecar.wire == "envoy":
-            answer = h2.ends(sidecar.grpc, b"/x%20y?z=%2F", within_s=5)
+            answer = h2.ends(sidecar.grpc, b"/x%20y?z=%2F", within_s=30)
             assert answer is not None
             assert b"this port speaks gRPC" in answer
 
@@ -246,7 +246,7 @@ class TestOtherProtocols:
         """It has no trailers to tell a refusal in."""
         if sidecar.wire != "envoy":
             return  # gRPC's C library speaks HTTP/2 only
-        client = SyncClient(SyncHTTPTransport(http_version=HTTPVersion.HTTP1, timeout=20))
+        client = SyncClient(SyncHTTPTransport(http_version=HTTPVersion.HTTP1, timeout=60))
         headers = [("content-type", "application/grpc"), *sidecar.headers().items()]
         response = client.execute("POST", f"http://{sidecar.grpc}{INFER}", headers, b"\0\0\0\0\0")
         assert response.status == 501
@@ -307,7 +307,7 @@ class TestClientsThatDoNotRead:
 
 def _by_hand(sidecar: Sidecar, path: str, body: bytes, *more: tuple[str, str]) -> tuple[int, bytes]:
     """gRPC status and body of one hand-made request; a reset counts as INTERNAL, as gRPC's mapping has it."""
-    client = SyncClient(SyncHTTPTransport(http_version=HTTPVersion.HTTP2, timeout=20))
+    client = SyncClient(SyncHTTPTransport(http_version=HTTPVersion.HTTP2, timeout=60))
     headers = [("content-type", "application/grpc"), ("te", "trailers"), *sidecar.headers().items(), *more]
     try:
         response: Any = client.execute("POST", f"http://{sidecar.grpc}{path}", headers, body)

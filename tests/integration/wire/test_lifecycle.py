@@ -59,10 +59,10 @@ class TestDrain:
         sidecar = own(overrides={"bounds": {"grace": "30s"}})
         headers = sidecar.headers()
         with sidecar.bare() as bare:
-            streams = [bare.stream([slow(60, 20, id=str(n))], headers) for n in range(20)]
+            streams = [bare.stream([slow(60, 70, id=str(n))], headers) for n in range(20)]
             for stream in streams:
                 stream.next()
-            unary = bare.begin(hold(1000), headers)
+            unary = bare.begin(hold(4000), headers)
             eventually(lambda: sidecar.metric("warden_in_flight_calls") == 21, what="21 in flight")
             sidecar.stack.process.send_signal(signal.SIGTERM)
             eventually(lambda: sidecar.metric("warden_draining"), what="the drain to begin")
@@ -76,7 +76,7 @@ class TestDrain:
                 assert "".join(texts) == "".join(f"word{n} " for n in range(1, 60))
                 assert stream.answer().code == "OK"
             assert ended(unary).code == "OK"
-        assert sidecar.stack.process.wait(15) == 0
+        assert sidecar.stack.process.wait(60) == 0
         sidecar.stack.start_warden()
         outcomes = [sidecar.record(f"{stream.answer().call_id}/1")["outcome"] for stream in streams]
         assert outcomes == ["completed"] * 20
@@ -93,7 +93,7 @@ class TestDrain:
             read = first + "".join(map(said, stream))
             for answer in (stream.answer(), ended(unary)):
                 assert (answer.code, answer.told().reason) == ("UNAVAILABLE", "DRAINING")
-        assert sidecar.stack.process.wait(15) == 0
+        assert sidecar.stack.process.wait(60) == 0
         sidecar.stack.start_warden()
         record = sidecar.record(f"{stream.answer().call_id}/1")
         assert (record["outcome"], record["reason"]) == ("failed", "DRAINING")
@@ -115,7 +115,7 @@ class TestServerLost:
                 return
             answer = ended(under_way)
             assert answer.code == "OK"
-            assert sidecar.stack.process.wait(15) == 1
+            assert sidecar.stack.process.wait(60) == 1
         sidecar.stack.start_warden()
         with sidecar.bare() as bare:
             assert bare.unary(echo(), sidecar.headers()).code == "OK"
@@ -198,7 +198,7 @@ class TestMissingTriton:
                 assert sidecar.record(f"{stream.answer().call_id}/1")["reason"] == "UPSTREAM_UNAVAILABLE"
                 began = time.monotonic()
                 answer = bare.unary(echo(), headers)
-                assert time.monotonic() - began < 5
+                assert time.monotonic() - began < 20
                 assert (answer.code, answer.told().reason) == ("UNAVAILABLE", "UPSTREAM_UNAVAILABLE")
                 assert answer.told().retry is not None
                 assert triton.addresses.grpc not in answer.text
@@ -230,7 +230,9 @@ class TestPostgresAway:
                 postgres.start()
         assert {code for code, _, _ in during} == {"OK"}
         median = sorted(seconds for _, seconds, _ in during)[len(during) // 2]
-        assert median < 3 * sorted(seconds for _, seconds, _ in before)[25] + 0.005
+        assert (
+            median < 3 * sorted(seconds for _, seconds, _ in before)[25] + 0.1
+        )  # and not what a database that is away takes
         wanted = {call_id for _, _, call_id in before + during}
         found = eventually(
             lambda: (got := _ids_of(sidecar)) >= wanted and got, what="every record in the database", within_s=30
