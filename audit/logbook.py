@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -22,6 +23,9 @@ from audit.tlog import Checkpoint, Signer
 from sidecar.core.model import Secret
 
 __all__ = ["ForkError", "LogBook", "LogState", "log_signer", "origin_of"]
+
+
+_LATER: Final = "later.json"
 
 
 class ForkError(Exception):
@@ -39,6 +43,7 @@ class LogState(msgspec.Struct, frozen=True):
     journal: str = ""
     needed: int = 0
     done: int = -1
+    turn: int = 0  # of the states that were saved, so that the later of two is known
 
 
 def origin_of(jurisdiction: str, log: str) -> str:
@@ -217,6 +222,16 @@ class LogBook:
         )  # fmt: skip — found again from the batch
 
     def _load(self) -> LogState | None:
+        """The later of the two: what outlives power, and what was to be found again but for power."""
+        state = self._durable()
+        try:
+            later = msgspec.json.decode((self._directory / _LATER).read_bytes(), type=LogState)
+        except (OSError, msgspec.DecodeError, ValueError):
+            return state
+        same = state is not None and (later.log, later.size, later.hashes) == (state.log, state.size, state.hashes)
+        return later if same and state is not None and later.turn > state.turn else state
+
+    def _durable(self) -> LogState | None:
         try:
             return msgspec.json.decode((self._directory / "log.json").read_bytes(), type=LogState)
         except FileNotFoundError:
@@ -225,5 +240,7 @@ class LogBook:
             raise ForkError(f"{self._directory / 'log.json'} is damaged: {fault}") from fault
 
     def _save(self, state: LogState, *, durable: bool = True) -> None:
-        self._state = state
-        write_whole(self._directory / "log.json", msgspec.json.encode(state), durable=durable)
+        """What need not be durable has a file of its own: power may leave nothing of it, nor of what it replaced."""
+        self._state = msgspec.structs.replace(state, turn=self._state.turn + 1)
+        name = "log.json" if durable else _LATER
+        write_whole(self._directory / name, msgspec.json.encode(self._state), durable=durable)

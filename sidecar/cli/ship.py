@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 
+from audit.logbook import ForkError
 from audit.seal import KeyFault, load_root_key
 from audit.store import WrongJurisdictionError
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail
@@ -45,6 +46,8 @@ def ship(config: ConfigOption = DEFAULT_CONFIG) -> None:
         run(settings, root, sealer, stop)
     except WrongJurisdictionError as fault:
         fail(Exit.NO, f"{config}: {fault}")
+    except ForkError as fault:
+        fail(Exit.NO, f"{fault}: nothing is shipped before a person has looked")
     except AlreadyShippingError as fault:
         fail(Exit.DEPENDENCY, str(fault))
     except OSError as fault:

@@ -104,6 +104,47 @@ def test_a_state_that_is_no_state_is_not_begun_anew(tmp_path: Path) -> None:
         book(tmp_path)
 
 
+@pytest.mark.parametrize("left", [b"", b"{", b"\x00" * 200, None])
+def test_power_may_leave_nothing_of_what_was_not_made_durable(tmp_path: Path, left: bytes | None) -> None:
+    log = book(tmp_path)
+    log.keep(batch(log, "a", "b"))
+    log.sign(log.next)
+    log.keep(batch(log, "c"))
+    log.moved("journal", Cursor(9, 9))
+    later = tmp_path / "log" / "later.json"
+    if left is None:
+        later.unlink()
+    else:
+        later.write_bytes(left)
+    again = book(tmp_path)
+    assert (again.log, again.signed, again.next) == (log.log, log.signed, log.next)
+    assert again.cursor == ("journal", Cursor(3, 2))  # as after the batch: the rest is read again
+
+
+def test_where_it_moved_to_outlives_a_kill(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    log.keep(batch(log, "a"))
+    log.moved("journal", Cursor(9, 9))
+    assert book(tmp_path).cursor == ("journal", Cursor(9, 9))
+
+
+def test_a_later_state_of_before_is_not_believed(tmp_path: Path) -> None:
+    """What was dropped stays dropped, and what was signed signed, though the state from before lies there still."""
+    log = book(tmp_path)
+    log.keep(batch(log, "a"))
+    log.sign(log.next)
+    log.keep(batch(log, "b"))
+    later = (tmp_path / "log" / "later.json").read_bytes()
+    log.drop_unsigned(1)
+    (tmp_path / "log" / "later.json").write_bytes(later)
+    assert book(tmp_path).next_size == 1
+    log = book(tmp_path)
+    log.keep(batch(log, "c"))
+    log.sign(log.next)
+    (tmp_path / "log" / "later.json").write_bytes(later)
+    assert book(tmp_path).signed == log.signed
+
+
 def test_batches_go_when_they_are_signed_and_old(tmp_path: Path) -> None:
     log = book(tmp_path)
     for kind in "abc":
