@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY, BYTEA
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONPATH
 
 from audit import store
 from audit.asked import Asker, Filter, Found, Keyset, Messages, Page, SearchError, replaced
@@ -28,6 +28,7 @@ MESSAGES_LISTED: Final = 1_000  # ids told of one stream
 STATEMENT_MS: Final = 30_000
 
 _GUARDS: Final = "guards."  # before a guard's or a rule's id, where it is what decided
+_HAS_FINDINGS: Final = sa.text("findings <> '[]'::jsonb")  # as its index says it
 _EXACT: Final = {
     "tenant": "tenant",
     "model": "model",
@@ -167,7 +168,13 @@ def _by_rule(rule: str | None) -> Iterator[sa.ColumnElement[bool]]:
         return
     guard = rule.removeprefix(_GUARDS)
     found: sa.ColumnElement[bool] = c.rule == rule
-    yield found if guard == rule else sa.or_(found, c.findings.contains([[guard]]))
+    yield found if guard == rule else sa.or_(found, sa.and_(_HAS_FINDINGS, _found_by(guard)))
+
+
+def _found_by(guard: str) -> sa.ColumnElement[bool]:
+    """Its name stands first in a finding; nothing else of one counts."""
+    path = sa.cast("$[*] ? (@[0] == $guard)", JSONPATH)
+    return sa.func.jsonb_path_exists(audit_calls.c.findings, path, sa.func.jsonb_build_object("guard", guard))
 
 
 def _sealed_conditions(
@@ -183,7 +190,8 @@ def _sealed_conditions(
         yield c.data_key.in_(opener.keys_of(connection, asked.tenant, asked.subject))
     if asked.principal is not None:
         own = opener.keys_of(connection, asked.tenant, asked.principal)
-        yield sa.or_(c.principal == asked.principal, sa.and_(c.principal == "", c.data_key.in_(own)))
+        named = sa.and_(c.principal == asked.principal, c.principal != "")  # as its index says it
+        yield sa.or_(named, sa.and_(c.principal == "", c.data_key.in_(own)))
     if asked.conversation is not None:
         days = day_range(asked.since, asked.until)
         macs = opener.conversation_macs(connection, asked.conversation, tenant=asked.tenant, days=days)

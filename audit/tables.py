@@ -101,6 +101,26 @@ sa.Index("audit_calls_call", audit_calls.c.call_id)
 sa.Index("audit_calls_trace", audit_calls.c.trace_id, postgresql_where=sa.text("trace_id <> ''"))
 sa.Index("audit_calls_position", audit_calls.c.log, audit_calls.c.position)
 sa.Index("audit_calls_key", audit_calls.c.data_key, audit_calls.c.started_at)
+_NEWEST: Final = (audit_calls.c.started_at.desc(), audit_calls.c.call_id.desc())
+sa.Index(
+    "audit_calls_outcome", audit_calls.c.outcome, audit_calls.c.reason, *_NEWEST,
+    postgresql_where=sa.text("outcome <> 'completed'"),
+)  # fmt: skip
+sa.Index(
+    "audit_calls_would_refuse", audit_calls.c.would_refuse, *_NEWEST, postgresql_where=sa.text("would_refuse <> ''")
+)
+sa.Index("audit_calls_api_key", audit_calls.c.key_id, *_NEWEST, postgresql_where=sa.text("key_id <> ''"))
+sa.Index("audit_calls_principal", audit_calls.c.principal, *_NEWEST, postgresql_where=sa.text("principal <> ''"))
+sa.Index("audit_calls_class", audit_calls.c.data_class, *_NEWEST, postgresql_where=sa.text("data_class <> ''"))
+sa.Index(
+    "audit_calls_conversation", audit_calls.c.conversation_mac,
+    postgresql_where=sa.text("conversation_mac IS NOT NULL"),
+)  # fmt: skip
+sa.Index("audit_calls_findings", *_NEWEST, postgresql_where=sa.text("findings <> '[]'::jsonb"))
+sa.Index(
+    "audit_calls_few", *(audit_calls.c[name] for name in ("model", "rule", "region")),
+    postgresql_using="brin",
+)  # fmt: skip
 
 audit_events: Final = sa.Table(
     "audit_events",

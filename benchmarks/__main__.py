@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 from typing import Any, Final
@@ -29,6 +30,7 @@ from benchmarks import (
     reading,
     refusals,
     report,
+    search,
     streams,
     wires,
 )
@@ -46,7 +48,7 @@ ALONE: Final[dict[str, Callable[..., dict[str, Any]]]] = {  # by what each measu
     "reading": reading.measure, "quotas": quotas.measure, "policies": policies.measure,
 }  # fmt: skip
 CHAT_SLOTS: Final = ('string_value: "4" }', 'string_value: "8" }')  # as many as benchmarks.neighbours shares out
-SECTIONS: Final = ("governance", *ALONE, "evidence", "identity", "standin", "triton", "streams", "neighbours")
+SECTIONS: Final = ("governance", *ALONE, "evidence", "search", "identity", "standin", "triton", "streams", "neighbours")
 QUICK: Final = ("governance", *ALONE, "identity", "standin", "streams")
 
 
@@ -56,6 +58,7 @@ def main() -> int:
         "--quick", action="store_true", help="fewer rounds, no real Triton: under 3 minutes, and coarser"
     )
     asked.add_argument("--only", choices=SECTIONS, action="append", help="these sections alone; then nothing is kept")
+    asked.add_argument("--search-rows", type=int, help="calls that section search looks among (2 GB a million)")
     asked.add_argument("--no-history", action="store_true", help="do not append to benchmarks/history.jsonl")
     given = asked.parse_args()
     wanted = tuple(given.only or (QUICK if given.quick else SECTIONS))
@@ -75,7 +78,7 @@ def main() -> int:
         _say(f"wires and streams are left out: install {' and '.join(lacking)}, or run as root")
     if set(wanted) & ({"neighbours"} if lacking else set(SECTIONS) - {"governance", *ALONE}):
         with tempfile.TemporaryDirectory(prefix="warden-bench-") as directory:
-            numbers |= _over_wires(Path(directory), wanted, quick=given.quick)
+            numbers |= _over_wires(Path(directory), wanted, quick=given.quick, rows=given.search_rows)
     numbers["seconds"] = round(time.monotonic() - began)
     numbers["load_average"] = [numbers["load_average"], history.load_average()]
     report.show(numbers)
@@ -88,9 +91,10 @@ def _say(what: str) -> None:
     print(f"bench: {what}", file=sys.stderr, flush=True)
 
 
-def _over_wires(directory: Path, wanted: tuple[str, ...], *, quick: bool) -> dict[str, Any]:
+def _over_wires(directory: Path, wanted: tuple[str, ...], *, quick: bool, rows: int | None) -> dict[str, Any]:
     sections: dict[str, Callable[[Path, Parts, bool], dict[str, Any]]] = {
-        "evidence": _evidence, "identity": _identity, "standin": _standin, "triton": _triton, "streams": _streams,
+        "evidence": _evidence, "search": partial(_search, rows), "identity": _identity,
+        "standin": _standin, "triton": _triton, "streams": _streams,
         "neighbours": _neighbours,
     }  # fmt: skip
     numbers: dict[str, Any] = {}
@@ -125,6 +129,10 @@ def _models(directory: Path) -> Path:
 
 def _evidence(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
     return evidence.measure(around.postgres_dsn, directory / "evidence", quick=quick)
+
+
+def _search(rows: int | None, directory: Path, around: Parts, quick: bool) -> dict[str, Any]:  # noqa: ARG001
+    return search.measure(directory / "search", quick=quick, rows=rows)
 
 
 def _identity(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:

@@ -131,6 +131,17 @@ def _evidence(found: dict[str, Any]) -> list[Table]:
     return [table]
 
 
+def _search(found: dict[str, Any]) -> list[Table]:
+    title = f"One search among {found['rows']:,} calls ({found['database_mb']} MB), newest 100, its own record included"
+    table = Table(title=title, title_justify="left")
+    table.add_column("asked for")
+    for column in ("p50 ms", "p95 ms", "found"):
+        table.add_column(column, justify="right")
+    for name, each in found["ms"].items():
+        table.add_row(name, f"{each['p50']:.0f}", f"{each['p95']:.0f}", str(each["most"]))
+    return [table]
+
+
 def _identity(found: dict[str, Any]) -> list[Table]:
     steps = Table(title="Identify a caller: CPU", title_justify="left")
     steps.add_column("what")
@@ -244,6 +255,7 @@ _ALONE: Final[tuple[tuple[str, Callable[[dict[str, Any]], list[Table]]], ...]] =
     ("quotas", _quotas),
     ("policies", _policies),
     ("evidence", _evidence),
+    ("search", _search),
     ("identity", _identity),
 )
 
@@ -260,6 +272,12 @@ def budgets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
         for wire, row in numbers["identity"]["refusals"].items():
             rows.append((f"refuse an attack, slowest kind, wire {wire}", "≤ 5 ms", f"{row['slowest_median_ms']:.2f} ms",
                          row["slowest_median_ms"] <= 5))  # fmt: skip
+    if "search" in numbers:
+        for kind, most in (("filter", 200), ("word", 1000)):
+            slow = max(each["p95"] for name, each in numbers["search"]["ms"].items()
+                       if name.startswith("word") == (kind == "word"))  # fmt: skip
+            rows.append((f"search among {numbers['search']['rows']:,} calls, p95 of the slowest {kind}",
+                         f"≤ {most} ms", f"{slow:.0f} ms", slow <= most))  # fmt: skip
     wire = numbers.get("standin", {}).get(warden("envoy"))
     if wire is not None:
         rows += [

@@ -129,6 +129,7 @@ def ask(dsn: str, asked: Filter, who: Asker | None = None, keys: Path | None = N
         (Filter(rule="access/phi.cedar:permit"), ["c4"]),
         (Filter(rule="guards.no-cards"), ["c2"]),
         (Filter(rule="guards.no-card"), []),
+        (Filter(rule="guards.deny"), []),  # what a finding says beside its guard's name
         (Filter(region="us-east-1"), []),
         (Filter(call="c4"), ["c4"]),
         (Filter(trace="a" * 32), ["c2"]),
