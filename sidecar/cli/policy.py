@@ -213,14 +213,35 @@ def diff(
     if json:
         emit({"changes": changes, "asked": compared.asked, "old": compared.old.digest, "new": compared.new.digest})
     else:
-        for change in changes[:MOST_TOLD]:
-            who = " ".join(filter(None, (str(value) for value in change["asked"].values())))
-            typer.echo(f"{who}: {change['old']} → {change['new']}  by {change['rule']}")
-        if len(changes) > MOST_TOLD:
-            typer.echo(f"… and {len(changes) - MOST_TOLD} more; --json has all")
+        lines = _lines(changes)
+        for line in lines[:MOST_TOLD]:
+            typer.echo(line)
+        if len(lines) > MOST_TOLD:
+            typer.echo(f"… and {len(lines) - MOST_TOLD} more lines; --json has all")
         typer.echo(f"{len(changes)} of {compared.asked} questions answered otherwise")
     if changes:
         raise typer.Exit(int(Exit.NO))
+
+
+def _lines(changes: list[dict[str, Any]]) -> list[str]:
+    """Changes for reading: those that differ only in their moment or their data class are one line."""
+    moments: dict[tuple[tuple[str, ...], str], list[str]] = {}
+    for change in changes:
+        asked = {name: str(value or "") for name, value in change["asked"].items()}
+        at, data_class = asked.pop("at"), asked.pop("data_class")
+        answer = (change["old"], change["new"], change["rule"])
+        moments.setdefault(((*answer, *asked.values()), data_class), []).append(at)
+    classes: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for (same, data_class), ats in moments.items():
+        classes.setdefault((same, tuple(ats)), []).append(data_class)
+    return [_line(same, ats, of) for (same, ats), of in classes.items()]
+
+
+def _line(same: tuple[str, ...], ats: tuple[str, ...], classes: list[str]) -> str:
+    old, new, rule, *who = same
+    of = " | ".join(each or "no class" for each in classes) if len(classes) > 1 else classes[0]
+    when = ats[0] if len(ats) == 1 else f"{ats[0]} to {ats[-1]} ({len(ats)} moments)"
+    return f"{' '.join(filter(None, [*who, of and f'[{of}]', when]))}: {old} → {new}  by {rule}"
 
 
 def _changed(change: Change) -> dict[str, Any]:

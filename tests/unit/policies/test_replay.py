@@ -82,6 +82,7 @@ def test_a_region_that_the_bundle_does_not_know_is_a_change() -> None:
         ("failed", "UPSTREAM_TIMEOUT", "r", "allow"),
         ("refused", "POLICY_FORBIDS", "phi-not-in-rag", "POLICY_FORBIDS"),
         ("refused", "POLICY_FORBIDS", "key.networks", None),
+        ("refused", "POLICY_FORBIDS", "guards.no-cards", "allow"),  # of its content, which isn't put again
         ("refused", "RESIDENCY_PROCESSING", "location", None),
         ("refused", "RATE_TOKENS", "quota:tokens", "allow"),
         ("refused", "TOKEN_EXPIRED", "", None),

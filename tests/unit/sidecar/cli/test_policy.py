@@ -133,6 +133,17 @@ def test_diff_tells_whose_calls_change_and_exits_1(tmp_path: Path) -> None:
     assert {change["asked"]["model"] for change in told["changes"]} == {"rag"}
 
 
+def test_diff_tells_the_same_change_of_several_moments_and_classes_on_one_line(tmp_path: Path) -> None:
+    new = Path(shutil.copytree(DEMO_BUNDLE, tmp_path / "new"))
+    tenant = new / "tenants" / "acme.yaml"
+    tenant.write_text(tenant.read_text().replace("vision, rag, counter, embed]", "vision]"))
+    code, out, _ = run("diff", str(DEMO_BUNDLE), str(new))
+    whose = [line for line in out.splitlines() if line.startswith("acme metadata counter eu-west-1 ")]
+    assert (code, len(whose)) == (1, 1)
+    assert " [no class | phi | public] " in whose[0]
+    assert " moments): allow → MODEL_NOT_FOUND" in whose[0]
+
+
 def test_explain_at_a_date_and_for_a_key() -> None:
     ask = [*EXPLAIN, "--tenant", "acme", "--model", "vision", "--key", "nightly"]
     assert run(*ask, "--at", "2026-06-01")[0] == 0
