@@ -28,7 +28,7 @@ from sidecar.identity.keys import ID_LENGTH
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
 
-app = typer.Typer(no_args_is_help=True, help="The audit records: search, show.")
+app = typer.Typer(no_args_is_help=True, help="The audit records: search, show, verify, export, hold, erase.")
 
 _AGO: Final = re.compile(r"^(\d+(?:\.\d+)?)\s*(s|m|h|d)$")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -23,7 +23,9 @@ from sidecar.core.model import Secret
 from sidecar.runtime import migrate
 from sidecar.runtime.migrate import Status
 
-app = typer.Typer(no_args_is_help=True, help="The audit database: upgrade, status.")
+app = typer.Typer(
+    no_args_is_help=True, help="The audit database: upgrade, status; logins of its own for each who uses it."
+)
 
 
 @app.command()

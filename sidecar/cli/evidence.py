@@ -164,7 +164,8 @@ def _bar(done: int, total: int) -> None:
 
 
 def _print(report: Report) -> None:
-    typer.echo(f"{report.records} records in {len(report.logs)} logs, {report.checkpoints} signed heads that fit")
+    among = f" in {len(report.logs)} logs" if report.logs else ""  # an export's report counts no logs
+    typer.echo(f"{report.records} records{among}, {report.checkpoints} signed heads that fit")
     if report.unsigned:
         typer.echo(f"{report.unsigned} records are newer than the last signed head")
     if report.logs and not report.anchored:
