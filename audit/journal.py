@@ -319,12 +319,14 @@ class Journal:
         return min([lowest, *(begun for begun, _ in self._held.values())])
 
     def _retire(self, segment: LiveSegment) -> None:
-        """Under the lock. Raises OSError where an empty segment can't be removed, or no descriptor is left."""
+        """Under the lock. Raises OSError where an empty segment can't be removed."""
         self._segment = None
         if segment.index == 0:
             segment.remove(self._files)
             return
-        held = os.dup(segment.descriptor) if len(self._closed) < HELD else -1
+        held = -1
+        with contextlib.suppress(OSError):  # none is left: as beyond HELD, or the segment would be nobody's
+            held = os.dup(segment.descriptor) if len(self._closed) < HELD else -1
         self._commit.leave(segment)
         place = replace(segment.place, nbytes=segment.nbytes)
         self._closed[segment.first] = Closed(segment.first, segment.path, place, held, self._shares.left())

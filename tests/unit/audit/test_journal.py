@@ -49,6 +49,26 @@ def test_sequences_go_on_across_segments_and_restarts(tmp_path: Path) -> None:
     assert entries(tmp_path, 33) == list(enumerate(data))[33:]
 
 
+def test_without_a_descriptor_to_spare_no_segment_is_lost_sight_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    journal = open_journal(tmp_path, bounds=SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr("audit.journal.os.dup", none_left)
+        assert [journal.append(b"x" * 200) for _ in range(20)] == list(range(20))
+    assert journal.sync() is None
+    assert journal.probe() is None
+    assert {*journal._closed, journal._segment.first if journal._segment else -1} == {
+        first for first, _ in segments_in(tmp_path)
+    }
+    assert len(journal._closed) > 2
+    assert len(entries(tmp_path)) == 20
+    assert journal.close() is None
+
+
 def test_a_segment_names_its_origin_and_the_journal_keeps_its_identity(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     written(journal, b"x")
