@@ -85,8 +85,9 @@ def _sidecar(
 ) -> Sidecar:
     shutil.copytree(bundle, directory / "bundle")
     (directory / "bundle" / "models.yaml").write_text(json.dumps(models))
-    for case in (directory / "bundle" / "access").glob("*.cedar"):
-        case.unlink()  # they name groups of models that are not here
+    for folder in ("access", "guards"):
+        for policies in (directory / "bundle" / folder).glob("*.cedar"):
+            policies.unlink()  # they name groups of models that are not here
     tenant = directory / "bundle" / "tenants" / "acme.yaml"
     tenant.write_text(json.dumps({**yaml.safe_load(tenant.read_text()), "loras": list(loras)}))
     return launch(directory / "sidecar", wire, parts, directory / "bundle")
