@@ -227,7 +227,7 @@ class Shipping:
         assert not self._thread.is_alive()
 
 
-def wait_until(holds: Any, *, seconds: float = 20.0) -> None:
+def wait_until(holds: Any, *, seconds: float = 60.0) -> None:
     """Poll a condition; the poll's pause is no sleep a result depends on."""
     until = time.monotonic() + seconds
     pause = threading.Event()
