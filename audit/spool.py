@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 __all__ = ["drop_bundle", "read_bundle", "spool_bundle", "write_whole"]
 
-BUNDLE_BYTES: Final = 64 * 2**20  # of one bundle
+BUNDLE_BYTES: Final = 128 * 2**20  # of one bundle: 64 MiB of files, and of each of 20,000 a header and its padding
 _DIGEST: Final = re.compile(r"[A-Za-z0-9:_-]{1,128}")
 
 
-def spool_bundle(directory: Path, digest: str, content: bytes) -> Path:
-    """Keep ``content`` under the journal's ``directory`` until it is in the database; durable when this returns."""
-    if len(content) > BUNDLE_BYTES:
-        raise ValueError(f"a bundle of {len(content)} bytes is over {BUNDLE_BYTES}")
+def spool_bundle(directory: Path, digest: str, content: bytes | Iterable[bytes]) -> Path:
+    """Keep ``content`` under the journal's ``directory`` until it is in the database; durable when this returns.
+
+    Piece by piece where it comes in pieces, so that a large one need not be in memory whole.
+    """
     path = _path(directory, digest)
-    write_whole(path, content)
+    write_whole(path, _bounded((content,) if isinstance(content, bytes) else content))
     return path
+
+
+def _bounded(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    size = 0
+    for piece in pieces:
+        size += len(piece)
+        if size > BUNDLE_BYTES:
+            raise ValueError(f"a bundle is over {BUNDLE_BYTES} bytes")
+        yield piece
 
 
 def read_bundle(directory: Path, digest: str) -> bytes | None:
@@ -35,13 +46,13 @@ def drop_bundle(directory: Path, digest: str) -> None:
     _path(directory, digest).unlink(missing_ok=True)
 
 
-def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
+def write_whole(path: Path, content: bytes | Iterable[bytes], *, durable: bool = True) -> None:
     """Replace ``path`` at once: a reader sees the old content or the new, never a part. One writer per path."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with open(descriptor, "wb") as file:  # noqa: PTH123 — the descriptor carries the mode
-        file.write(content)
+        file.writelines((content,) if isinstance(content, bytes) else content)
         file.flush()
         if durable:
             os.fsync(file.fileno())

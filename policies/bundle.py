@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -23,7 +25,7 @@ from policies.document import (
     TenantDoc,
 )
 from policies.engines import read_checkpoint, read_engine
-from policies.files import REQUIRED, digest, pack, read_files
+from policies.files import REQUIRED, digest, pack, read_files, unpack
 from policies.guards import Joined
 from policies.residency import Place
 from policies.rule_reading import compile_rules
@@ -38,6 +40,7 @@ from sidecar.core.model import Contract, KvProfile, ModelProfile, PoolSize
 __all__ = ["Bundle", "Case", "Tenant", "compile_bundle", "load"]
 
 MAX_PROBLEMS: Final = 1000
+PIECE_BYTES: Final = 2**16
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -53,10 +56,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A policy directory as loaded. ``files`` is all of it that counts; ``digest`` names exactly those bytes."""
+    """A policy directory as loaded; ``digest`` names exactly the bytes of its files.
+
+    The files themselves are kept as one compressed archive: they are needed once, to be stored, and never by a call.
+    """
 
     digest: str
-    files: Mapping[str, bytes]
+    hashes: Mapping[str, bytes]  # SHA-256 of each file, by its path
+    archive: bytes  # zlib over ``content``
     regions: Mapping[str, str]  # region → jurisdiction
     models: Mapping[str, ModelProfile]
     tenants: Mapping[str, Tenant]
@@ -68,9 +75,22 @@ class Bundle:
     rules: Joined | None = None  # on content
     edges: tuple[float, ...] = ()  # moments at which some answer may change, in order (seconds since the epoch)
 
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Made anew each time."""
+        return unpack(self.content())
+
     def content(self) -> bytes:
         """The files as one archive, the same bytes for the same digest: what is stored, to answer "why" years later."""
-        return pack(self.files)
+        return zlib.decompress(self.archive)
+
+    def pieces(self) -> Iterator[bytes]:
+        """``content`` a little at a time, so that nobody waits while it is being copied."""
+        inflating = zlib.decompressobj()
+        rest = self.archive
+        while piece := inflating.decompress(rest, PIECE_BYTES):
+            yield piece
+            rest = inflating.unconsumed_tail
 
     def place(
         self, region: str, storage_jurisdiction: str, telemetry_jurisdiction: str | None
@@ -88,6 +108,16 @@ class Bundle:
         return Place(region, self.regions[region], storage_jurisdiction, telemetry_jurisdiction)
 
 
+class Before(Protocol):
+    """What a compilation takes over of an earlier one."""
+
+    @property
+    def hashes(self) -> Mapping[str, bytes]: ...
+
+    @property
+    def tenants(self) -> Mapping[str, Tenant]: ...
+
+
 def load(directory: Path, previous: Bundle | None = None) -> Bundle | list[Problem]:
     """Read and compile a directory. Takes about 1 ms a document (YAML with positions); call it off the event loop."""
     found = read_files(directory)
@@ -95,28 +125,35 @@ def load(directory: Path, previous: Bundle | None = None) -> Bundle | list[Probl
 
 
 def compile_bundle(
-    files: Mapping[str, bytes], previous: Bundle | None = None, pause: Callable[[], None] = lambda: None
+    files: Mapping[str, bytes], previous: Before | None = None, pause: Callable[[], None] = lambda: None
 ) -> Bundle | list[Problem]:
     """Make a bundle of files, or tell every problem in all of them. Pure.
 
     With ``previous``, tenants whose file is the same are taken from there. ``pause`` is called after each document that
     was read, so that a thread beside the calls can let them go first.
     """
-    if previous is not None and previous.files == files:
+    hashes = {name: sha256(data).digest() for name, data in files.items()}
+    if isinstance(previous, Bundle) and previous.hashes == hashes:
         return previous
-    return _Compiler(files, previous, pause).compile()
+    return _Compiler(files, hashes, previous, pause).compile()
 
 
 class _Compiler:
     """One compilation: collects problems across documents, so that one run shows all of them."""
 
-    def __init__(self, files: Mapping[str, bytes], previous: Bundle | None, pause: Callable[[], None]) -> None:
-        self._files = files
+    def __init__(
+        self,
+        files: Mapping[str, bytes],
+        hashes: Mapping[str, bytes],
+        previous: Before | None,
+        pause: Callable[[], None],
+    ) -> None:
+        self._files, self._hashes = files, hashes
         self._pause = pause
         self._problems: list[Problem] = []
         # A tenant's meaning depends on its own file and on these; only where all are equal is it the same.
         shared = [name for name in files if name in REQUIRED or name.startswith("engines/")]
-        same = previous is not None and all(previous.files.get(name) == files[name] for name in shared)
+        same = previous is not None and all(previous.hashes.get(name) == hashes[name] for name in shared)
         self._previous = previous if same else None
         self._classes: tuple[str, ...] | None = None
         self._change: ChangeDoc | None = None
@@ -138,7 +175,8 @@ class _Compiler:
         edges = {edge for tenant in tenants.values() for edge in tenant.edges()}
         return Bundle(
             digest=digest(self._files),
-            files=dict(self._files),
+            hashes=self._hashes,
+            archive=zlib.compress(pack(self._files), 1),
             regions=regions or {},
             models=models or {},
             tenants=tenants,
@@ -287,7 +325,7 @@ class _Compiler:
 
     def _known(self, name: str) -> Tenant | None:
         """The tenant as compiled before, where nothing that it depends on has changed."""
-        if self._previous is None or self._previous.files.get(name) != self._files[name]:
+        if self._previous is None or self._previous.hashes.get(name) != self._hashes[name]:
             return None
         return self._previous.tenants[Path(name).stem]
 

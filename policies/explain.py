@@ -10,6 +10,7 @@ from policies.bundle import Bundle, Case
 from policies.decision import Step
 from policies.document import CaseDoc
 from policies.policy import LoadedPolicy
+from policies.residency import Place
 from policies.yamlfile import Problem
 from sidecar.core.model import (
     STAFF,
@@ -93,14 +94,20 @@ class Explanation:
         }
 
 
-def explain(bundle: Bundle, asked: Asked) -> Explanation | list[Problem]:
-    """Problems are about the question: a region or jurisdiction that the bundle doesn't know."""
+def explain(
+    bundle: Bundle, asked: Asked, policies: dict[Place, LoadedPolicy] | None = None
+) -> Explanation | list[Problem]:
+    """Problems are about the question: a region or jurisdiction that the bundle doesn't know.
+
+    ``policies`` keeps the bundle as it is at each place, for many questions.
+    """
     # For a region that isn't known any jurisdiction will do: the region's problem is then told alone.
     own = bundle.regions.get(asked.region) or next(iter(bundle.regions.values()))
     place = bundle.place(asked.region, asked.storage or own, asked.telemetry or own)
     if isinstance(place, list):
         return place
-    policy = LoadedPolicy(bundle, place)
+    policies = {} if policies is None else policies
+    policy = policies.get(place) or policies.setdefault(place, LoadedPolicy(bundle, place))
     verdict, steps = policy.trace(*question(asked), asked.at)
     return Explanation(verdict, tuple(steps), bundle.digest)
 
@@ -155,9 +162,10 @@ class CaseResult:
 
 def run_cases(bundle: Bundle, at: float = 0.0) -> Iterator[CaseResult]:
     """Every case of the bundle, in file order; those that name no moment are asked ``at``."""
+    policies: dict[Place, LoadedPolicy] = {}
     for case in bundle.cases:
         asked = asked_of(case.case, at)
-        found = explain(bundle, asked)
+        found = explain(bundle, asked, policies)
         assert isinstance(found, Explanation), "compiling a bundle checks the places of its cases"
         yield CaseResult(case, found, _failure(case, found))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from policies import memory as memory_module
@@ -10,6 +11,7 @@ from policies.decision import Decider, Step, classes_of
 from policies.limits import narrower
 from policies.memory import Key, Memory, further
 from policies.moments import Interval, interval
+from policies.piecemeal import let_go
 from policies.residency import Place
 from sidecar.core.model import Call, Denial, Head, Limits, Method, ModelProfile, Principal, Verdict
 from sidecar.core.reasons import Reason
@@ -102,6 +104,10 @@ class LoadedPolicy:
             key += tuple([get(principal, call) for get in self._more])
         known = memory.verdicts.get(key)
         return known if known is not None else self._remember(memory, key, principal, call, head)
+
+    def forget(self, pause: Callable[[], None]) -> None:
+        """Free the answers a few at a time; for one that no new call is put to any more."""
+        let_go(pause, self._memory.verdicts)
 
     def trace(self, principal: Principal, call: Call, head: Head, at: float) -> tuple[Verdict | Denial, list[Step]]:
         """The same decision, made anew, with every step that led to it."""

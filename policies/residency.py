@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
+
 from sidecar.core.model import Denial, replace
 from sidecar.core.reasons import Reason
 
@@ -29,8 +31,7 @@ class Place:
     doubt: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True, gc=False):
     """Where data may be: jurisdictions or regions for processing, jurisdictions for the rest; nothing else is allowed.
 
     ``telemetry`` None: it is withheld, so no collector's place matters.
@@ -41,8 +42,7 @@ class Rules:
     telemetry: tuple[str, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Residency:
+class Residency(Struct, frozen=True, gc=False):
     """A tenant's ``own`` rules, and those of every data class it may name, which hold beside them."""
 
     own: Rules

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
-from policies.bundle import Bundle, compile_bundle
-from policies.files import Fingerprint, fingerprint, read_files
+from policies.bundle import Bundle
+from policies.compact import shared
+from policies.files import Fingerprint
+from policies.piecemeal import let_go
 from policies.policy import LoadedPolicy
+from policies.reading import Compiled, Compiler, Failed, Here, compile_directory, look
 from policies.yamlfile import Problem
 
 __all__ = ["BundleSource", "Loaded", "Pod", "Unchanged"]
-
-READ_ATTEMPTS: Final = 3
-PIECE: Final = 50  # tenants that are freed at once
-NAMED: Final = 20  # of each kind of change
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +47,25 @@ class Unchanged:
 class BundleSource:
     """``sidecar.core.ports.Policies`` over a directory. One task reloads; any thread may ask for ``current``."""
 
-    def __init__(self, directory: Path, pod: Pod, policy: LoadedPolicy) -> None:
+    def __init__(self, directory: Path, pod: Pod, policy: LoadedPolicy, seen: Fingerprint | None = None) -> None:
+        self.compiler: Compiler = Here()  # of a reload
         self.pause: Callable[[], None] = lambda: None  # called between two pieces of a reload: let others go first
         self._directory = directory
         self._pod = pod
         self._policy = policy
-        self._seen: Fingerprint | None = None
+        self._seen = seen
         self._problems: list[Problem] = []
 
     @classmethod
-    def open(cls, directory: Path, pod: Pod) -> BundleSource | list[Problem]:
-        """The first load: without a good bundle there is nothing to start with."""
-        policy = _load(directory, pod, None)
-        return policy if isinstance(policy, list) else cls(directory, pod, policy)
+    def open(cls, directory: Path, pod: Pod, at: float = 0.0) -> BundleSource | list[Problem]:
+        """The first load, here and now: without a good bundle there is nothing to start with.
+
+        ``at``: the moment at which its cases are asked, in seconds since the UNIX epoch.
+        """
+        seen = look(directory)
+        bundle = compile_directory(directory, None, at)
+        policy = bundle if isinstance(bundle, list) else _placed(shared(bundle), pod)
+        return policy if isinstance(policy, list) else cls(directory, pod, policy, seen)
 
     def current(self) -> LoadedPolicy:
         return self._policy
@@ -74,80 +78,48 @@ class BundleSource:
         self._policy = LoadedPolicy(self._policy.bundle, replace(self._policy.place, doubt=why))
         return True
 
-    def reload(self) -> Loaded | Unchanged | list[Problem]:
-        """Look again. Cheap (one ``stat`` a file) while nothing changed; else about 1 ms a document, without awaiting.
+    def stirred(self) -> bool:
+        """Whether anything in the directory is other than at the last reload: one ``stat`` a file."""
+        seen = look(self._directory)
+        return seen is None or seen != self._seen
+
+    def reload(self, at: float = 0.0) -> Loaded | Unchanged | Failed | list[Problem]:
+        """Look again. Cheap (one ``stat`` a file) while nothing changed; else as long as the compiler takes.
 
         While the directory stays bad, the very same list of problems is returned, so that it need be told only once.
+        ``Failed``: it could not be judged, and stays stirred.
         """
-        seen = _fingerprint(self._directory)
+        seen = look(self._directory)
         if seen is not None and seen == self._seen:
             return self._problems or Unchanged()
-        found = _load(self._directory, self._pod, self._policy.bundle, self.pause)
-        if isinstance(found, list):
-            if found != self._problems:
-                self._problems = found
-            self._seen = seen
-            return self._problems
-        self._seen, self._problems = seen, []
-        if found.digest == self._policy.digest:
+        found = self.compiler.compile(self._directory, self._policy.bundle, at)
+        if isinstance(found, Failed):
+            return found
+        policy = _placed(found.bundle, self._pod) if isinstance(found, Compiled) else found
+        self._seen = seen
+        if isinstance(policy, list):
+            return self._bad(policy)
+        self._problems = []
+        if policy.digest == self._policy.digest:
             return Unchanged()
-        replaced, self._policy = self._policy, found
-        changes = changed(replaced.bundle, found.bundle)
-        previous, tenants = replaced.digest, list(replaced.bundle.tenants.values())
+        assert isinstance(found, Compiled)
+        replaced, self._policy = self._policy, policy
+        previous = replaced.digest
+        self._let_go(replaced)
+        return Loaded(policy, previous, found.changes)
+
+    def _bad(self, problems: list[Problem]) -> list[Problem]:
+        if problems != self._problems:
+            self._problems = problems
+        return self._problems
+
+    def _let_go(self, replaced: LoadedPolicy) -> None:
+        tenants, hashes = list(replaced.bundle.tenants.values()), list(replaced.bundle.hashes.values())
+        replaced.forget(self.pause)
         del replaced
-        # Ten thousand at once take 20 ms to be freed, during which no call goes on: here they are freed one by one.
-        while tenants:
-            del tenants[-PIECE:]
-            self.pause()
-        return Loaded(found, previous, changes)
+        let_go(self.pause, tenants, hashes)
 
 
-def changed(old: Bundle, new: Bundle) -> str:
-    """``tenants: +birch ~acme -cobalt; files: ~plans.yaml``: added, changed, removed; at most 20 of each are named."""
-    tenants = _differing({t.document: t.name for t in old.tenants.values()}, old, new)
-    tenants |= _differing({t.document: t.name for t in new.tenants.values()}, old, new)
-    documents = {each.document for bundle in (old, new) for each in bundle.tenants.values()}
-    others = {name: name for name in {*old.files, *new.files} if name not in documents}
-    parts = (("tenants", tenants), ("files", _differing(others, old, new)))
-    return "; ".join(f"{what}: {_told(found)}" for what, found in parts if found)
-
-
-def _differing(names: Mapping[str, str], old: Bundle, new: Bundle) -> dict[str, str]:
-    """Name → ``+`` added, ``-`` removed, ``~`` changed; ``names`` are by file."""
-    marks = {}
-    for file, name in names.items():
-        before, after = old.files.get(file), new.files.get(file)
-        if before != after:
-            marks[name] = "+" if before is None else "-" if after is None else "~"
-    return marks
-
-
-def _told(marks: Mapping[str, str]) -> str:
-    names = [f"{mark}{name}" for name, mark in sorted(marks.items())]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return " ".join(names[:NAMED]) + more
-
-
-def _load(
-    directory: Path, pod: Pod, previous: Bundle | None, pause: Callable[[], None] = lambda: None
-) -> LoadedPolicy | list[Problem]:
-    """Read until the directory was the same before and after, so that half an edit is never taken for a bundle."""
-    for _ in range(READ_ATTEMPTS):
-        before = _fingerprint(directory)
-        files = read_files(directory)
-        if before == _fingerprint(directory):
-            break
-    else:
-        return [Problem(str(directory), 1, 1, "", "changes faster than it can be read")]
-    bundle = files if isinstance(files, list) else compile_bundle(files, previous, pause)
-    if isinstance(bundle, list):
-        return bundle
+def _placed(bundle: Bundle, pod: Pod) -> LoadedPolicy | list[Problem]:
     place = bundle.place(pod.region, pod.storage_jurisdiction, pod.telemetry_jurisdiction)
     return place if isinstance(place, list) else LoadedPolicy(bundle, replace(place, doubt=pod.doubt))
-
-
-def _fingerprint(directory: Path) -> Fingerprint | None:
-    try:
-        return fingerprint(directory)
-    except OSError:
-        return None

@@ -91,7 +91,7 @@ def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> Bu
     database = settings.audit.database.jurisdiction
     doubt = location.look(settings.sidecar).doubt
     pod = Pod(settings.sidecar.region, database, otlp.jurisdiction if otlp else None, doubt)
-    source = BundleSource.open(settings.policy.bundle, pod)
+    source = BundleSource.open(settings.policy.bundle, pod, time.time())
     problems = list(map(str, source)) if isinstance(source, list) else []
     if settings.mode == "enforce" and settings.sidecar.evidence is None:
         problems.append("sidecar.evidence: needed in mode enforce: what else says where this is, beside sidecar.region")

@@ -59,8 +59,9 @@ def _build() -> AsgiWire:
 
     config, run = Path(os.environ[envoy.CONFIG_VARIABLE]), Path(os.environ[envoy.RUN_VARIABLE])
     settings = load(config)
-    command = (os.environ[envoy.PYTHON_VARIABLE], "-m", "sidecar.cli.main", "ship", "--config", str(config))
-    sidecar = Sidecar(settings, (command, envoy.child_environment()))
+    python = os.environ[envoy.PYTHON_VARIABLE]
+    command = (python, "-m", "sidecar.cli.main", "ship", "--config", str(config))
+    sidecar = Sidecar(settings, (command, envoy.child_environment()), python)
     sidecar.start()
     threading.Thread(target=_way_out, args=(sidecar, run), name="warden-drain", daemon=True).start()
     # Every call has its own deadline; the transport's must only never come first (its default is 60 s).

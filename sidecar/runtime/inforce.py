@@ -70,7 +70,7 @@ class InForce:
     def _written(self, load: _Load) -> bool:
         digest = load.bundle.digest
         try:
-            spool_bundle(self._directory, digest, load.bundle.content())
+            spool_bundle(self._directory, digest, load.bundle.pieces())
         except OSError as fault:
             if not load.unspooled:
                 logs.event(_LOG, logging.ERROR, "bundle.unspooled", digest=digest, error=fault.strerror)

@@ -50,13 +50,20 @@ _STATES: Final = {State.OK: JournalState.OPEN, State.FULL: JournalState.FULL, St
 class Sidecar:
     """Built once per process; ``services`` and ``live`` are what a wire is given."""
 
-    def __init__(self, settings: Settings, ship: tuple[tuple[str, ...], Mapping[str, str]]) -> None:
-        """``ship``: the command line and environment of `warden ship`. Raises ``StartError``."""
+    def __init__(
+        self, settings: Settings, ship: tuple[tuple[str, ...], Mapping[str, str]], python: str = sys.executable
+    ) -> None:
+        """``ship``: the command line and environment of `warden ship`; ``python``: what compiles a changed bundle.
+
+        Raises ``StartError``.
+        """
         self.settings = settings
         self.rooms: Rooms = build(settings)
         self.live = self.rooms.live
         self._announcer = Announcer(self.rooms.recorder.event, self.rooms.instruments.unrecorded)
-        self._policy = PolicyWatch(settings, self.rooms.policies, self.rooms.instruments, self._announcer)
+        self._policy = PolicyWatch(
+            settings, self.rooms.policies, self.rooms.instruments, self._announcer, (python, ship[1])
+        )
         self.budget = Budget(settings.bounds.buffer_bytes)
         self._waiting = WaitingRoom()
         self.rooms.governor.on_room = self._waiting.wake

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 import time
 from collections.abc import Mapping
 from typing import Final
 
+from policies.apart import MODULE, ProcessCompiler
+from policies.reading import Failed
 from policies.source import BundleSource, Loaded, Unchanged
 from policies.yamlfile import Problem
 from sidecar.runtime import location
@@ -22,24 +23,35 @@ __all__ = ["PolicyWatch"]
 
 _LOG: Final = logging.getLogger("warden.lifecycle")
 LOOKS: Final = 19  # a look at the directory may take a twentieth of the time: at 10,000 files it is not for nothing
-PAUSE: Final = 0.0002  # seconds between two documents of a reload
+RETRY: Final = 10.0  # seconds after which a bundle that could not be judged is tried again
+PAUSE: Final = 0.0002  # seconds between two pieces of a reload
 
 
 class PolicyWatch:
     """One thread calls ``look``; any may read the rest."""
 
     def __init__(
-        self, settings: Settings, source: BundleSource, instruments: PrometheusInstruments, announcer: Announcer
+        self,
+        settings: Settings,
+        source: BundleSource,
+        instruments: PrometheusInstruments,
+        announcer: Announcer,
+        python: tuple[str, Mapping[str, str]],
     ) -> None:
+        """``python``: the interpreter that compiles what changed, and its environment."""
         self._settings, self._source, self._instruments = settings, source, instruments
         self._announcer = announcer
         self._in_force = InForce(settings.audit.journal.directory, settings.mode, announcer)
-        self._told: object = None  # the problems of a bad bundle that were logged already
+        self._told: object = None  # the problems that were logged already
         self._refused: str = ""  # the first of them, while the directory is bad
         self._crash: list[Problem] = []  # a fault of ours while loading, for as long as it is the same one
         self._next_look = 0.0
         self._ending = threading.Event()
         source.pause = self._pause
+        executable, environment = python
+        source.compiler = ProcessCompiler(
+            (executable, "-m", MODULE), environment, pause=self._pause, ending=self._ending.is_set
+        )
         self.loaded_at = time.time()
         self.location = location.look(settings.sidecar)
 
@@ -62,38 +74,45 @@ class PolicyWatch:
     # --- the bundle --------------------------------------------------------------------------------------------------
 
     def _look_at_bundle(self) -> None:
-        if time.monotonic() < self._next_look:
+        began = time.monotonic()
+        if began < self._next_look:
             return
-        before, began = self._source.current().digest, time.monotonic()
-        found = self._reloaded()
+        stirred = self._source.stirred()
         self._next_look = time.monotonic() + LOOKS * (time.monotonic() - began)
-        match found:
+        if stirred:
+            self._take_what_is_there()
+
+    def _take_what_is_there(self) -> None:
+        before = self._source.current().digest
+        match self._reloaded():
             case Loaded(changes=changes):
                 self.loaded_at = time.time()
                 self._bundle_in_force(previous=before, changes=changes)
             case Unchanged():
                 self._told, self._refused = None, ""
+            case Failed(why=why):
+                if not self._ending.is_set():
+                    self._next_look = time.monotonic() + RETRY
+                    self._tell_refused(why, why, 0)
             case problems:
-                if problems is not self._told:
-                    self._told, self._refused = problems, str(problems[0])
-                    self._instruments.count("warden_bundle_loads_total", "failure")
-                    logs.event(
-                        _LOG, logging.ERROR, "bundle.refused", count=len(problems), detail=self._refused, digest=before
-                    )
+                self._tell_refused(problems, str(problems[0]), len(problems))
 
-    def _reloaded(self) -> Loaded | Unchanged | list[Problem]:
-        """Without the collector, which would stop every call to walk what is being made; what stays is set apart."""
-        gc.disable()
+    def _reloaded(self) -> Loaded | Unchanged | Failed | list[Problem]:
         try:
-            found = self._source.reload()
-            if isinstance(found, Loaded):
-                gc.freeze()
+            found = self._source.reload(time.time())
         except Exception as fault:  # noqa: BLE001 — the old bundle stays, and who made the new one must learn of it
             return self._crashed(fault)
-        finally:
-            gc.enable()
         self._crash = []
         return found
+
+    def _tell_refused(self, told: object, first: str, count: int) -> None:
+        """Once while it stays so; the old bundle goes on deciding."""
+        if told == self._told:
+            return
+        self._told, self._refused = told, first
+        self._instruments.count("warden_bundle_loads_total", "failure")
+        digest = self._source.current().digest
+        logs.event(_LOG, logging.ERROR, "bundle.refused", count=count, detail=first, digest=digest)
 
     def _crashed(self, fault: Exception) -> list[Problem]:
         words = f"a fault of the loader's own: {type(fault).__name__}"
@@ -103,7 +122,7 @@ class PolicyWatch:
         return self._crash
 
     def _pause(self) -> None:
-        """Between two documents: whoever waits for the interpreter has it first."""
+        """Between two pieces: whoever waits for the interpreter has it first."""
         if not self._ending.is_set():
             time.sleep(PAUSE)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from policies import source as source_module
+from policies import reading
+from policies.reading import Here
 from policies.source import BundleSource, Loaded, Pod, Unchanged
 from sidecar.core.ports import Policies
 from tests.support.policy import DEMO_BUNDLE
@@ -46,6 +47,7 @@ def test_nothing_starts_on_a_bad_bundle_or_in_an_unknown_place(directory: Path) 
 
 
 def test_a_good_change_is_taken_whole(directory: Path) -> None:
+    shutil.rmtree(directory / "tests")  # they are about what is changed here
     source = opened(directory)
     old = source.current()
     assert isinstance(source.reload(), Unchanged)
@@ -61,6 +63,7 @@ def test_a_good_change_is_taken_whole(directory: Path) -> None:
 
 
 def test_changes_are_summed_up(directory: Path) -> None:
+    shutil.rmtree(directory / "tests")  # they are about what is changed here
     source = opened(directory)
     tenants = directory / "tenants"
     text = (tenants / "birch.yaml").read_text()
@@ -80,6 +83,7 @@ def test_a_reload_lets_others_go_between_documents(directory: Path) -> None:
     source = opened(directory)
     old = source.current()
     pauses: list[bool] = []
+    source.compiler = Here(lambda: pauses.append(source.current() is old))
     source.pause = lambda: pauses.append(source.current() is old)
     edit(directory / "plans.yaml", "burst: 400", "burst: 300")
     assert isinstance(source.reload(), Loaded)
@@ -130,7 +134,7 @@ def test_a_touched_but_equal_directory_is_unchanged(directory: Path) -> None:
 
 
 def test_a_directory_that_is_being_written_is_not_half_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, edits = source_module.read_files, iter(range(2))
+    read, edits = reading.read_files, iter(range(2))
 
     def while_edited(path: Path) -> object:
         found = read(path)
@@ -140,6 +144,37 @@ def test_a_directory_that_is_being_written_is_not_half_read(directory: Path, mon
 
     source = opened(directory)
     edit(directory / "plans.yaml", "gold:", "# first\ngold:")
-    monkeypatch.setattr(source_module, "read_files", while_edited)
+    monkeypatch.setattr(reading, "read_files", while_edited)
     assert isinstance(source.reload(), Loaded)
     assert source.current().bundle.files["plans.yaml"].count(b"# more") == 2, "the last edit is in it"
+
+
+def test_a_bundle_that_fails_its_own_cases_is_refused(directory: Path) -> None:
+    source = opened(directory)
+    good = source.current()
+    edit(directory / "tenants" / "dormant.yaml", "suspended", "active")
+    problems = source.reload()
+    assert isinstance(problems, list)
+    cases = (directory / "tests" / "demo.yaml").read_text().splitlines()
+    for problem in problems:
+        assert problem.message.startswith("this case fails: expected TENANT_SUSPENDED, got ")
+        assert "tenant: dormant" in cases[problem.line - 1]
+    assert problems
+    assert source.current() is good
+    assert isinstance(BundleSource.open(directory, POD), list), "nor is it what one starts with"
+
+
+def test_a_case_of_no_moment_does_not_count_where_time_decides(directory: Path) -> None:
+    """Else a bundle that was good when it was reviewed would keep a pod from starting some day."""
+    (directory / "tests" / "demo.yaml").write_text(
+        "- {tenant: acme, model: chat, region: eu-west-1, expect: POLICY_FORBIDS, rule: night}\n"
+        "- {tenant: acme, model: chat, region: eu-west-1, at: 2026-11-30T12:00Z, expect: allow}\n"
+    )
+    (directory / "access" / "night.cedar").write_text(
+        '@id("night") forbid(principal, action, resource) when { context.hour < 5 };'
+    )
+    assert isinstance(BundleSource.open(directory, POD, 12 * 3600.0), BundleSource)
+    edit(directory / "tests" / "demo.yaml", "T12:00Z", "T04:00Z")
+    found = BundleSource.open(directory, POD, 12 * 3600.0)
+    assert isinstance(found, list)
+    assert [problem.line for problem in found] == [2]
