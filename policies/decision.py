@@ -49,6 +49,14 @@ class _Shadow:
 
 
 @dataclass(frozen=True, slots=True)
+class _Forbidden:
+    """A refusal by policies: by all of these, of which it names the first."""
+
+    denial: Denial
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Asked:
     """One question to the bundle: everything that the answer may depend on."""
 
@@ -107,8 +115,10 @@ class Decider:
         rule, shadow = "", None
         for name, check in self._checks():
             found = check(asked)
+            by = found.rules if isinstance(found, _Forbidden) else ()
+            found = found.denial if isinstance(found, _Forbidden) else found
             if isinstance(found, Denial):
-                return _denied(steps, name, structs.replace(found, resident=self._resident(asked) is None))
+                return _denied(steps, name, structs.replace(found, resident=self._resident(asked) is None), by)
             if isinstance(found, _Shadow):
                 shadow = shadow or found.denial
                 found = found.step
@@ -162,7 +172,7 @@ class Decider:
             alias=alias,
         )
 
-    def _checks(self) -> tuple[tuple[_Name, Callable[[_Asked], Step | _Shadow | Denial]], ...]:
+    def _checks(self) -> tuple[tuple[_Name, Callable[[_Asked], Step | _Shadow | _Forbidden | Denial]], ...]:
         return (
             ("status", self._status),
             ("model", self._model),
@@ -223,7 +233,7 @@ class Decider:
     def _not_found(self, asked: _Asked, internal: str) -> Denial:
         return Denial(Reason.MODEL_NOT_FOUND, rule=f"{asked.tenant.document}:models", internal=internal)
 
-    def _access(self, asked: _Asked) -> Step | _Shadow | Denial:
+    def _access(self, asked: _Asked) -> Step | _Shadow | _Forbidden | Denial:
         if asked.action is Action.HEALTH:
             return Step("access", "skip", detail="health of the server")
         if any(len(name) > DATA_CLASS_LENGTH for name in asked.classes):
@@ -231,11 +241,12 @@ class Decider:
         access = self._bundle.access
         answer = self._any(access.forbidden, asked)
         if answer.applies:
-            return _forbidden(answer)
+            return _Forbidden(_forbidden(answer), answer.rules)
         shadow = self._any(access.shadowed, asked)
         if shadow.applies:
             told = _forbidden(shadow)
-            return _Shadow(Step("access", "shadow", told.rule, f"in shadow: {told.internal or told.detail}"), told)
+            detail = f"in shadow: {told.internal or told.detail}"
+            return _Shadow(Step("access", "shadow", told.rule, detail, shadow.rules), told)
         return Step("access", "pass", detail="no policy forbids it")
 
     def _residency(self, asked: _Asked) -> Step | Denial:
@@ -260,7 +271,7 @@ class Decider:
         for region in candidates[:MAX_ELSEWHERE]:
             area = self._bundle.regions[region]
             there = replace(asked, place=Place(region, area, area, area))
-            if not any(isinstance(check(there), Denial) for check in (self._model, self._access)):
+            if not any(isinstance(check(there), Denial | _Forbidden) for check in (self._model, self._access)):
                 found.append(region)
         return found
 
@@ -269,12 +280,12 @@ class Decider:
     def _granted(self, asked: _Asked) -> Answer:
         """A permit must apply whichever of its classes the data is."""
         answers = [self._bundle.access.grants(self._question(asked, name)) for name in asked.classes or ("",)]
-        return next((answer for answer in answers if not answer.applies), answers[0])
+        return next((answer for answer in answers if not answer.applies), None) or _together(answers)
 
     def _any(self, ask: Callable[[Question], Answer], asked: _Asked) -> Answer:
         """A forbid applies that does so for one of the classes."""
         answers = [ask(self._question(asked, name)) for name in asked.classes or ("",)]
-        return next((answer for answer in answers if answer.applies), answers[0])
+        return _together([answer for answer in answers if answer.applies] or answers[:1])
 
     def _question(self, asked: _Asked, data_class: str) -> Question:
         profile = self._bundle.models.get(asked.model)
@@ -311,6 +322,15 @@ def classes_of(written: str) -> tuple[str, ...]:
     return tuple(filter(None, (name.strip() for name in written.split(",")))) if written else ()
 
 
+def _together(answers: list[Answer]) -> Answer:
+    """One answer of several that agree, by the rules of all."""
+    first, *others = answers
+    if not others:
+        return first
+    rules = tuple(dict.fromkeys(rule for answer in answers for rule in answer.rules))
+    return replace(first, rules=rules, fault=next((each.fault for each in answers if each.fault), ""))
+
+
 def _forbidden(answer: Answer) -> Denial:
     told = f"rule {_listed(answer.rules)}" if answer.rules else "a policy could not be evaluated"
     return Denial(Reason.POLICY_FORBIDS, told, rule=answer.rule or "access", internal=answer.fault)
@@ -337,8 +357,8 @@ def _target(tenant: Tenant, model: str, *, whole: bool) -> tuple[str, str]:
     return found, model if found != model else ""
 
 
-def _denied(steps: list[Step], name: _Name, denial: Denial) -> Denial:
-    steps.append(Step(name, "deny", denial.rule, denial.internal or denial.public))
+def _denied(steps: list[Step], name: _Name, denial: Denial, rules: tuple[str, ...] = ()) -> Denial:
+    steps.append(Step(name, "deny", denial.rule, denial.internal or denial.public, rules))
     return denial
 
 

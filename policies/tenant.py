@@ -51,6 +51,10 @@ class Grant(Struct, frozen=True, gc=False):
     period: Period = ALWAYS
     shadow: bool = False
 
+    def names(self, model: str) -> bool:
+        """At whatever time."""
+        return self.model == model or fnmatchcase(model, self.model)
+
 
 class KeyRule(Struct, frozen=True, gc=False):
     """What the bundle narrows one API key to. ``grants`` None: all of the tenant's; ``data_class`` "": as sent."""
@@ -81,6 +85,7 @@ class Tenant(Struct, frozen=True, gc=False):
     audit: AuditRule
     period: Period = ALWAYS
     later: tuple[tuple[float, Limits], ...] = ()
+    overrides: tuple[Period, ...] = ()  # when each entry of its own limits is in force
     loras: frozenset[str] = frozenset()  # adapters it may use, by name or id
     keys: Mapping[str, KeyRule] | None = None  # by the key's name; None: none is narrowed
     guards: Guards | None = None
@@ -135,7 +140,7 @@ def covering(grants: Iterable[Grant], model: str, at: float) -> int | None:
     """The first grant in force that covers a model, by its index; one in shadow only where no other does."""
     shadow: int | None = None
     for index, grant in enumerate(grants):
-        if (grant.model == model or fnmatchcase(model, grant.model)) and grant.period.covers(at):
+        if grant.names(model) and grant.period.covers(at):
             if not grant.shadow:
                 return index
             shadow = index if shadow is None else shadow
@@ -169,6 +174,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
         audit_classes=audit.classes,
         period=_period(doc.begins, doc.ends),
         later=later,
+        overrides=tuple(_period(written.begins, written.ends) for written in doc.limits),
         loras=frozenset(doc.loras),
         keys={key: _key(doc, rule, plan) for key, rule in doc.keys.items()} or None,
         aliases={} if plan is None else plan.aliases,

@@ -176,9 +176,10 @@ def cases_command(bundle: BundleArgument, *, json: JsonOption = False) -> None:
     Exits 1 if one fails, or if there are none.
     """
     good = _good(bundle)
-    results = list(run_cases(good, time.time()))
+    at = time.time()
+    results = list(run_cases(good, at))
     failed = [result for result in results if result.failure]
-    every, left = rules(good), untouched(good, results)
+    every, left = rules(good), untouched(good, results, at)
     if json:
         coverage = {"rules": len(every), "untouched": left}
         emit({"ok": bool(results) and not failed, "cases": [_told(result) for result in results], "coverage": coverage})

@@ -1,4 +1,7 @@
-"""What a bundle grants: limits, a model's profile, and how calls are recorded."""
+"""What a bundle grants: limits, a model's profile, and how calls are recorded.
+
+Unknown to the garbage collector (``gc=False``): none can be part of a cycle, and a bundle holds tens of thousands.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Contract(StrEnum):
     GENERIC = "generic"
 
 
-class RequestRate(Struct, frozen=True):
+class RequestRate(Struct, frozen=True, gc=False):
     """``rate`` requests a second on average, ``burst`` at once."""
 
     rate: float
@@ -55,7 +58,7 @@ class Quantity(StrEnum):
     TENSOR_BYTES = "tensor_bytes"
 
 
-class Allowance(Struct, frozen=True):
+class Allowance(Struct, frozen=True, gc=False):
     """What a tenant has left of one of its own limits of time: ``quota`` units in ``window`` seconds.
 
     ``full_s``: seconds until all of it is there again. Nothing of anybody else can be read from it.
@@ -68,7 +71,7 @@ class Allowance(Struct, frozen=True):
     full_s: int
 
 
-class Share(Struct, frozen=True):
+class Share(Struct, frozen=True, gc=False):
     """A tenant's part of each model's pool, in thousandths: what it always gets back first, and the most it may hold.
 
     Between the two it borrows what others leave idle.
@@ -78,7 +81,7 @@ class Share(Struct, frozen=True):
     burst: int = 1000
 
 
-class Limits(Struct, frozen=True):
+class Limits(Struct, frozen=True, gc=False):
     """The quotas of one account on this pod: a tenant, a tenant's model, or a key; None is "not limited".
 
     ``expected``: of tokens, reserve what nineteen of twenty such calls use, not the most a call may use.
@@ -105,7 +108,7 @@ class Limits(Struct, frozen=True):
     per_key: Limits | None = None
 
 
-class PoolSize(Struct, frozen=True):
+class PoolSize(Struct, frozen=True, gc=False):
     """What a model has to share among its tenants; None is "not known", and then not shared out.
 
     ``live``: the engine's own metrics say how large the KV cache is; ``kv_bytes`` is what counts while they don't.
@@ -118,7 +121,7 @@ class PoolSize(Struct, frozen=True):
     engine: str = ""
 
 
-class LivePool(Struct, frozen=True):
+class LivePool(Struct, frozen=True, gc=False):
     """A model's KV cache as its engine tells it: bytes in all, given out, and given out to nobody known here."""
 
     capacity: int
@@ -134,7 +137,7 @@ class LivePool(Struct, frozen=True):
         return LivePool(self.capacity, self.used, max(0, self.used - held))
 
 
-class KvProfile(Struct, frozen=True):
+class KvProfile(Struct, frozen=True, gc=False):
     """Bytes of KV cache a token takes over all ranks, and the block the cache is given out in (tokens)."""
 
     bytes_per_token: int
@@ -142,7 +145,7 @@ class KvProfile(Struct, frozen=True):
     window: int | None = None  # tokens of a sequence that are kept, where not all are
 
 
-class ModelProfile(Struct, frozen=True):
+class ModelProfile(Struct, frozen=True, gc=False):
     """What models.yaml states of a model. ``max_tokens`` bounds, ``default_tokens`` replaces an absent request's.
 
     ``classification``: its outputs may be asked for as classes, because each of them is numeric. ``digests``: what is
@@ -190,7 +193,7 @@ class OnPressure(StrEnum):
     REFUSE = "refuse"  # they are kept whole, as long as there is space; then calls are refused
 
 
-class Redaction(Struct, frozen=True, array_like=True):
+class Redaction(Struct, frozen=True, array_like=True, gc=False):
     """One class of personal identifiers that a record is stored without.
 
     ``pattern`` (RE2) makes a class of its own; ``regions`` (ISO 3166): phone numbers as written there too.
@@ -202,7 +205,7 @@ class Redaction(Struct, frozen=True, array_like=True):
     regions: tuple[str, ...] = ()
 
 
-class AuditRule(Struct, frozen=True):
+class AuditRule(Struct, frozen=True, gc=False):
     """How a tenant's calls are recorded; ``retention_days`` None is "kept until a bundle says otherwise"."""
 
     level: AuditLevel = AuditLevel.FULL

@@ -71,13 +71,24 @@ def test_sharing_changes_no_value() -> None:
     "messages",
     [
         [],
-        [Rows([["a", "a", "a", True, *[999] * 7, None, b"", 999]])],
+        [Rows([["a", "a", "a", True, *[999] * 8, None, b"", 999]])],
         [Rows([["a", "a"]])],
-        [Parts([("limits", b"abc")])],
-        [Parts([("no such field", b"")])],
+        [Parts([b"\x05abc"])],
+        [Parts([b"\xff"])],
+        [Parts([b"\x00\xa1a"])],
+        [Parts([b""])],
         [End()],
     ],
-    ids=["no head", "a part never given", "half a row", "a part that is none", "a field that is none", "an end"],
+    ids=[
+        "no head",
+        "a part never given",
+        "half a row",
+        "a part that is none",
+        "a field that is none",
+        "a plain field",
+        "nothing",
+        "an end",
+    ],
 )
 def test_what_is_no_bundle(messages: list[Reply]) -> None:
     with pytest.raises((ValueError, LookupError)):  # msgspec's own are ValueErrors
