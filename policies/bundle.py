@@ -316,7 +316,7 @@ class _Compiler:
             except ValueError as fault:  # what only all guards together are too large for
                 self._problems.append(document.problem(("guards",), str(fault), at_key=True))
                 continue
-            for resolved in (tenant.limits, *(those for _, those in tenant.later)):
+            for resolved in (tenant.limits, *(those.limits for those in tenant.later)):
                 self._problems += checks.limit_faults(document, doc, resolved, models or {})
             self._problems += dict.fromkeys(checks.key_limits(document, tenant))
             self._problems += checks.declared_classes(document, doc, self._classes)

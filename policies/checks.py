@@ -96,14 +96,14 @@ def limit_faults(
 def key_limits(document: Document, tenant: Tenant) -> Iterator[Problem]:
     """Limits of a key that its tenant's own make meaningless."""
     for name, rule in (tenant.keys or {}).items():
-        for begins, own in rule.limits:
-            for limit, message in limits.wider(tenant.limits_at(begins), own):
+        for own in rule.limits:
+            for limit, message in limits.wider(tenant.limits_at(own.begins), own.limits):
                 yield document.problem(("keys", name, "limits", limit), f"{limit} {message}")
 
 
 def pool_guarantees(tenants: Mapping[str, Tenant], models: Mapping[str, ModelProfile]) -> Iterator[Problem]:
     """More than the whole of a pool can't be guaranteed, at whatever time."""
-    moments = sorted({begins for tenant in tenants.values() for begins, _ in tenant.later})
+    moments = sorted({those.begins for tenant in tenants.values() for those in tenant.later})
     active = [tenant for tenant in tenants.values() if tenant.active]
     for model in models.values():
         users = [each for each in active if any(fnmatchcase(model.name, pattern) for pattern in each.models)]

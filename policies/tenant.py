@@ -56,23 +56,30 @@ class Grant(Struct, frozen=True, gc=False):
         return self.model == model or fnmatchcase(model, self.model)
 
 
+class From(Struct, frozen=True, gc=False):
+    """Limits that hold from a moment on. No tuple: the collector forgets a tuple only if it holds no other."""
+
+    begins: float
+    limits: Limits
+
+
 class KeyRule(Struct, frozen=True, gc=False):
     """What the bundle narrows one API key to. ``grants`` None: all of the tenant's; ``data_class`` "": as sent."""
 
     period: Period
     grants: tuple[Grant, ...] | None
     data_class: str
-    limits: tuple[tuple[float, Limits], ...] = ()  # each from its moment on; none: the tenant's ``per_key``
+    limits: tuple[From, ...] = ()  # each from its moment on; none: the tenant's ``per_key``
 
     def limits_at(self, at: float) -> Limits | None:
         """Its own limits, the same object for the same; None: it has none."""
-        return next((those for begins, those in reversed(self.limits) if begins <= at), None)
+        return next((those.limits for those in reversed(self.limits) if those.begins <= at), None)
 
 
 class Tenant(Struct, frozen=True, gc=False):
     """What a bundle says of one tenant; ``document`` is its file, for rules.
 
-    ``limits`` are those before any date; from each moment of ``later`` on, those beside it.
+    ``limits`` are those before any date; from each moment of ``later`` on, its own.
     """
 
     name: str
@@ -84,7 +91,7 @@ class Tenant(Struct, frozen=True, gc=False):
     residency: Residency
     audit: AuditRule
     period: Period = ALWAYS
-    later: tuple[tuple[float, Limits], ...] = ()
+    later: tuple[From, ...] = ()
     overrides: tuple[Period, ...] = ()  # when each entry of its own limits is in force
     loras: frozenset[str] = frozenset()  # adapters it may use, by name or id
     keys: Mapping[str, KeyRule] | None = None  # by the key's name; None: none is narrowed
@@ -101,10 +108,10 @@ class Tenant(Struct, frozen=True, gc=False):
     def limits_at(self, at: float) -> Limits:
         """The same object for the same limits, so that quotas see no change where there is none."""
         found = self.limits
-        for begins, those in self.later:
-            if at < begins:
+        for those in self.later:
+            if at < those.begins:
                 break
-            found = those
+            found = those.limits
         return found
 
     def audit_of(self, classes: Iterable[str]) -> AuditRule:
@@ -123,7 +130,7 @@ class Tenant(Struct, frozen=True, gc=False):
     def edges(self) -> Iterator[float]:
         """Every moment at which an answer about this tenant may change."""
         yield from self.turns()
-        yield from (begins for begins, _ in self.later)
+        yield from (those.begins for those in self.later)
 
     def turns(self) -> Iterator[float]:
         """Those of them at which whether it may call may change, not only how much."""
@@ -133,7 +140,7 @@ class Tenant(Struct, frozen=True, gc=False):
             yield from grant.period.edges()
         for rule in rules:
             yield from rule.period.edges()
-            yield from (begins for begins, _ in rule.limits if math.isfinite(begins))
+            yield from (those.begins for those in rule.limits if math.isfinite(those.begins))
 
 
 def covering(grants: Iterable[Grant], model: str, at: float) -> int | None:
@@ -206,7 +213,7 @@ def _key(tenant: TenantDoc, doc: KeyDoc, plan: PlanDoc | None) -> KeyRule:
         resolved = limits.of_key(plan, in_force, own)
         if not found or resolved != found[-1][1]:
             found.append((start, resolved))
-    return KeyRule(_period(doc.begins, doc.ends), grants, doc.data_class or "", tuple(found))
+    return KeyRule(_period(doc.begins, doc.ends), grants, doc.data_class or "", tuple(From(*each) for each in found))
 
 
 def _moments(doc: TenantDoc) -> Iterator[tuple[float, list[LimitsDoc]]]:
@@ -216,7 +223,7 @@ def _moments(doc: TenantDoc) -> Iterator[tuple[float, list[LimitsDoc]]]:
         yield start, [written for written, period in zip(doc.limits, periods, strict=True) if period.covers(start)]
 
 
-def _timeline(doc: TenantDoc, plan: PlanDoc | None) -> tuple[Limits, tuple[tuple[float, Limits], ...]]:
+def _timeline(doc: TenantDoc, plan: PlanDoc | None) -> tuple[Limits, tuple[From, ...]]:
     """The limits before any date, and from which moment on others are. Of several in force the last wins."""
     if plan is None:
         return Limits(), ()
@@ -225,7 +232,7 @@ def _timeline(doc: TenantDoc, plan: PlanDoc | None) -> tuple[Limits, tuple[tuple
         found = limits.resolve(plan, in_force)
         if not resolved or found != resolved[-1][1]:
             resolved.append((start, found))
-    return resolved[0][1], tuple(resolved[1:])
+    return resolved[0][1], tuple(From(*each) for each in resolved[1:])
 
 
 def _residency(doc: ResidencyDoc) -> Residency:
