@@ -97,7 +97,7 @@ def _quotas(found: dict[str, float]) -> list[Table]:
 
 
 def _policies(found: dict[str, Any]) -> list[Table]:
-    """``late``: how long a thread that wants the interpreter waited for it; beside it, with nothing else done."""
+    """How long a thread that wants the interpreter waited for it; in brackets, with nothing else done."""
     table = Table(title=f"A bundle of {found['tenants']:,} tenants", title_justify="left")
     table.add_column("what")
     table.add_column("measured", justify="right")
@@ -106,11 +106,13 @@ def _policies(found: dict[str, Any]) -> list[Table]:
     table.add_row("verdict, remembered (worked out), CPU µs", f"{found['cached_us']:.2f} ({found['uncached_us']:.0f})")
     for name, what in (("one", "one tenant changed"), ("all", "the plans changed")):
         took, cpu = found[f"reload_{name}_wall_ms"], found[f"reload_{name}_cpu_ms"]
-        late, idle = found[f"reload_{name}_late_p99_ms"], found[f"idle_{name}_late_p99_ms"]
-        table.add_row(f"reload, {what}: ms (CPU)", f"{took:,.0f} ({cpu:,.0f})")
-        table.add_row("  a call beside it late, p99 ms (without)", f"{late:.2f} ({idle:.2f})")
-        longest, without = found[f"reload_{name}_late_longest_ms"], found[f"idle_{name}_late_longest_ms"]
-        table.add_row("  at the longest, ms (without)", f"{longest:.2f} ({without:.2f})")
+        child = found[f"reload_{name}_child_cpu_ms"]
+        table.add_row(
+            f"reload, {what}: ms (CPU here; CPU of the compiling process)", f"{took:,.0f} ({cpu:,.0f}; {child:,.0f})"
+        )
+        for kind, told in (("p99_9", "p99.9"), ("max", "at the longest")):
+            pause, idle = found[f"reload_{name}_pause_{kind}_ms"], found[f"idle_{name}_pause_{kind}_ms"]
+            table.add_row(f"  a call beside it waits, {told}, ms (without)", f"{pause:.2f} ({idle:.2f})")
     return [table]
 
 

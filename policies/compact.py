@@ -17,7 +17,7 @@ from msgspec import Struct
 from policies.access import Access, Statement, prepare
 from policies.bundle import Before, Bundle
 from policies.document import ChangeDoc
-from policies.guards import Guard
+from policies.guards import Guard, Guards
 from policies.piecemeal import let_go
 from policies.rules import GuardRules, Rule
 from policies.tenant import KeyRule, Tenant
@@ -177,7 +177,8 @@ class Pack:
         known = seen.get(id(value))
         if known is not None:
             return known
-        part = _NUMBER[name] + _ENCODE.encode(value)
+        told = (value.guards, value.hold) if name == _GUARDS and value is not None else value
+        part = _NUMBER[name] + _ENCODE.encode(told)
         number = self._numbers.get(part)
         if number is None:
             number = self._numbers[part] = len(self._numbers)
@@ -191,7 +192,8 @@ def _value(part: Part) -> Any:
     decoder = _DECODERS[part[0]]
     if decoder is None:
         raise ValueError("a part of a field that has none")
-    return decoder.decode(memoryview(part)[1:])
+    found = decoder.decode(memoryview(part)[1:])
+    return Guards(*found) if part[:1] == _NUMBER[_GUARDS] and found is not None else found
 
 
 class Store:

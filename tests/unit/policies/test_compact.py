@@ -71,7 +71,7 @@ def test_sharing_changes_no_value() -> None:
     "messages",
     [
         [],
-        [Rows([["a", "a", "a", True, *[999] * 8, None, b"", 999]])],
+        [Rows([["a", "a", "a", True, *[999] * 8, None, 999, 999, 999]])],
         [Rows([["a", "a"]])],
         [Parts([b"\x05abc"])],
         [Parts([b"\xff"])],

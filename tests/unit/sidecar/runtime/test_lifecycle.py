@@ -146,11 +146,11 @@ def test_a_changed_bundle_is_taken_up_and_recorded(
     models = bundle / "models.yaml"
     good = models.read_text()
     models.write_text(good + "\nsurprise: [")
-    wait_until(lambda: 'warden_bundle_loads_total{result="failure"} 1.0' in running.ask("/metrics")[1])
+    wait_until(lambda: 'warden_bundle_loads_total{result="failure"} 1.0' in running.ask("/metrics")[1], seconds=90)
     assert policies.current().digest == before
     models.write_text(good + "\n# a change\n")
-    wait_until(lambda: policies.current().digest != before)
-    wait_until(lambda: 'warden_bundle_loads_total{result="success"} 2.0' in running.ask("/metrics")[1])
+    wait_until(lambda: policies.current().digest != before, seconds=90)
+    wait_until(lambda: 'warden_bundle_loads_total{result="success"} 2.0' in running.ask("/metrics")[1], seconds=90)
     running.sidecar.stop()
     loads = [event.detail for event in running.events() if event.kind == "bundle_loaded"]
     assert [load["previous"] for load in loads] == ["", before]
@@ -196,10 +196,10 @@ def test_a_refused_bundle_is_told_where_one_looks(
     plans = bundle / "plans.yaml"
     good = plans.read_text()
     plans.write_text(good.replace("burst: 400", "burst: 0"))
-    wait_until(lambda: running.metric("warden_bundle_refused") == "1.0")
+    wait_until(lambda: running.metric("warden_bundle_refused") == "1.0", seconds=90)
     assert "plans.yaml:3" in running.ask("/readyz")[1]
     plans.write_text(good)
-    wait_until(lambda: running.metric("warden_bundle_refused") == "0.0")
+    wait_until(lambda: running.metric("warden_bundle_refused") == "0.0", seconds=90)
     assert "plans.yaml" not in running.ask("/readyz")[1]
 
 
