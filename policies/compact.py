@@ -17,7 +17,7 @@ from msgspec import Struct
 from policies.access import Access, Statement, prepare
 from policies.bundle import Before, Bundle
 from policies.document import ChangeDoc
-from policies.guards import Guard, Guards
+from policies.guards import Guard, Guards, Joined
 from policies.piecemeal import let_go
 from policies.rules import GuardRules, Rule
 from policies.tenant import KeyRule, Tenant
@@ -333,7 +333,7 @@ class Taking:
             classes=None if head.classes is None else tuple(head.classes),
             change=None if head.change is None else ChangeDoc(author=head.change[0], reference=head.change[1]),
             prefix_caches=head.prefix_caches,
-            rules=None if head.rules is None else GuardRules(head.rules),
+            rules=None if head.rules is None else Joined(GuardRules(head.rules)),
             edges=tuple(head.edges),
         )
 
