@@ -11,9 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
-from msgspec import structs
-
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from policies import limits
 from policies.document import AuditClassDoc, GrantDoc, HoldBackDoc, KeyDoc, LimitsDoc, PlanDoc, ResidencyDoc, TenantDoc
