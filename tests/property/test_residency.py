@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from audit.assemble import CallRecord, Joiner
 from audit.assemble import Place as WrittenAt
+from audit.pressure import Pressure
 from audit.record import Refused as RefusedEntry
 from audit.record import decode
 from audit.recorder import JournalRecorder
@@ -148,10 +149,15 @@ class Journal:
     """What ``JournalRecorder`` needs of a journal, in memory."""
 
     written: list[bytes] = field(default_factory=list)
+    pressure: Pressure = Pressure.NONE
 
-    def append(self, data: bytes, *, opens: str = "", closes: str = "", reserve: bool = False) -> int:
+    def append(self, data: bytes, **_: object) -> int:
         self.written.append(data)
         return len(self.written)
+
+    def over(self, tenant: str) -> bool:
+        """Memory has room for everybody."""
+        return False
 
 
 @dataclass
