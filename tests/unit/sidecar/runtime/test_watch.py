@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,11 @@ def watching(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[PolicyWat
     settings = load(write(tmp_path))
     settings.audit.journal.directory.mkdir(parents=True, exist_ok=True)
     source = check(settings)
+    monkeypatch.setattr(source, "stirred", lambda: True)  # each look finds that something was written
     announcer = Announcer(lambda *_: None, lambda _: None)
-    return PolicyWatch(settings, source, PrometheusInstruments(METHODS.values()), announcer), source
+    return PolicyWatch(
+        settings, source, PrometheusInstruments(METHODS.values()), announcer, (sys.executable, {})
+    ), source
 
 
 def test_a_fault_of_the_loader_is_told_as_a_bad_bundle_is(
@@ -34,7 +38,7 @@ def test_a_fault_of_the_loader_is_told_as_a_bad_bundle_is(
     policy, source = watching
     before = source.current().digest
 
-    def crashes() -> None:
+    def crashes(at: float) -> None:
         raise RecursionError("what it quotes is nobody's business")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "warden.lifecycle"):
