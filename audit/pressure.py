@@ -79,9 +79,12 @@ class Shares:
                 self._held.pop(tenant, None)
 
     def measure(self, capacity: int, *, tight: bool) -> None:
-        """``tight``: the journal is short of space, so who holds more than an equal part gives way."""
+        """``tight``: the journal is short of space, so who holds more than an equal part gives way.
+
+        A share of 1 says that one tenant may fill the journal, also for others: then nobody gives way.
+        """
         most = self._share * capacity
-        if tight:
+        if tight and self._share < 1:
             most = min(most, capacity / (len(self._held) + 1))
         self._most = int(most)
 

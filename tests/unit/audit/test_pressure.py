@@ -55,6 +55,13 @@ def test_nobody_holds_more_than_the_share_and_under_pressure_no_more_than_an_equ
     assert shares.most_held == ("flood", 501)
 
 
+def test_a_share_of_one_lets_a_tenant_fill_the_journal_to_the_last_step() -> None:
+    shares = Shares(1.0)
+    shares.add("only", 999)
+    shares.measure(1000, tight=True)
+    assert not shares.over("only")
+
+
 def test_what_is_in_the_database_is_nobodys_any_more() -> None:
     shares = Shares(0.5)
     shares.measure(100, tight=False)
