@@ -2,65 +2,48 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, Final, assert_never
-
-import msgspec
+from typing import Final
 
 from audit import record
+from audit.entries import (
+    FACTS_BYTES,
+    NOBODY,
+    NOTHING,
+    QUOTED_BYTES,
+    aborted,
+    bounded,
+    call_facts,
+    content_bytes_of,
+    content_of,
+    cut,
+)
 from audit.folding import WHOLE, Folding, network
-from audit.journal import FaultKind, Journal, JournalFault, OpenCall, Pressure
-from audit.record import CallFacts, Content, Entry, Event, Settled, Tensor, encode
+from audit.journal import FaultKind, Journal, JournalFault, Pressure
+from audit.record import Content, Entry, Event, Settled, encode
 from sidecar.core.governor import Output, Recorded, Refused
 from sidecar.core.model import (
     Admission,
     AuditLevel,
     AuditRule,
-    Call,
-    Demand,
     Denial,
     Durability,
-    Finding,
-    InferenceFacts,
     Instant,
     OnPressure,
     Outcome,
-    OutcomeKind,
     ParameterValue,
-    Principal,
     Secret,
     Usage,
     Verdict,
     replace,
 )
 from sidecar.core.reasons import REASONS, Code, Reason
-from sidecar.core.routing import NO_ROUTE
 
 __all__ = ["JournalRecorder"]
 
-# What a call may put into an entry beside its content. Only an entry over FACTS_BYTES is cut, to the bounds below it:
-# so the ordinary one isn't looked at field by field.
-FACTS_BYTES: Final = 16 * 1024
-TEXT_CHARS: Final = 1024
-PARAMETERS: Final = 256
-TENSORS: Final = 256
-DIMENSIONS: Final = 64
-QUOTED_BYTES: Final = 64 * 1024  # of an error text: it must fit into what is kept free for outcomes
 GAPS: Final = 100  # named in one event
-PARTS: Final = 1024  # of one content; each costs up to 5 bytes more than its text, also where that is empty
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
-
-_NOTHING: Final = Content()
-_NO_DEMAND: Final = Demand()
-_NOBODY: Final = Principal(tenant="", name="", kind="observed")
 _RETRY_S: Final = 1.0  # a full disk or a restart passes in seconds, not sooner
-ABORTED_WORDS: Final = (
-    "the sidecar ended before this call did; what was sent after its last journaled output is unknown"
-)
 ACTOR: Final = "serve"
 
 
@@ -97,7 +80,7 @@ class JournalRecorder:
             return _over(tenant)
         if self._sheds(rule, tenant):
             rule = self._shedding(admission.call.id, rule)
-        facts = _facts(
+        facts = call_facts(
             admission.call,
             admission.principal,
             admission.facts,
@@ -108,7 +91,7 @@ class JournalRecorder:
             data_class=admission.verdict.data_class or admission.call.data_class,
             rule=admission.verdict.rule,
             bundle=admission.verdict.bundle,
-            prompt=_prompt(admission.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
+            prompt=content_of(admission.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
             would_refuse=admission.would_refuse,
             findings=admission.findings,
             may_trace=admission.verdict.may_trace,
@@ -130,9 +113,9 @@ class JournalRecorder:
         tenant = refused.principal.tenant if refused.principal is not None else ""
         if self._sheds(rule, tenant):
             rule = replace(rule, level=AuditLevel.METADATA)
-        facts = _facts(
+        facts = call_facts(
             refused.call,
-            refused.principal or _NOBODY,
+            refused.principal or NOBODY,
             refused.facts,
             rule,
             at,
@@ -141,7 +124,7 @@ class JournalRecorder:
             data_class=(verdict.data_class if verdict is not None else "") or refused.call.data_class,
             rule=denial.rule,
             bundle=refused.bundle,
-            prompt=_prompt(refused.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
+            prompt=content_of(refused.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
             would_refuse=None,
             findings=refused.findings,
             # Without a principal there is no tenant whose telemetry it would be, and its message was not read.
@@ -237,7 +220,7 @@ class JournalRecorder:
         recovery, at = self._journal.recovery, self._now()
         for call in recovery.open_calls:
             until_ns = at.wall_ns + holds_ns(call.model)
-            denial = self._write(_aborted(call, at, until_ns), closes=call.call_id, reserve=True, until_ns=until_ns)
+            denial = self._write(aborted(call, at, until_ns), closes=call.call_id, reserve=True, until_ns=until_ns)
             if denial is not None:
                 return denial
         for fault in recovery.faults:
@@ -328,10 +311,10 @@ class JournalRecorder:
     ) -> Denial | None:
         try:
             data = encode(entry)
-            if len(data) > FACTS_BYTES and len(data) - _content_bytes(entry) > FACTS_BYTES:
-                data = encode(_bounded(entry))
+            if len(data) > FACTS_BYTES and len(data) - content_bytes_of(entry) > FACTS_BYTES:
+                data = encode(bounded(entry))
         except (UnicodeEncodeError, OverflowError):
-            data = encode(_bounded(entry))
+            data = encode(bounded(entry))
         written = self._append(data, opens=opens, closes=closes, reserve=reserve, tenant=tenant, until_ns=until_ns)
         return None if isinstance(written, int) else _unavailable(written)
 
@@ -343,9 +326,9 @@ class JournalRecorder:
     def _quoted(self, words: Secret | None, level: AuditLevel) -> Content:
         """An error text like an output: it may quote prompts, this call's or a batch-mate's."""
         if words is None:
-            return _NOTHING
+            return NOTHING
         kept = min(self._bound, QUOTED_BYTES) if level is AuditLevel.FULL else None
-        return _prompt((words.reveal(),), kept)
+        return content_of((words.reveal(),), kept)
 
     def _output(self, recorded: Recorded, output: Output) -> list[bytes]:
         """The part of ``output`` that is kept: the first ``content_bytes`` of the call's whole output, level full."""
@@ -356,7 +339,7 @@ class JournalRecorder:
         if self._sheds(rule, admission.principal.tenant):
             self._shedding(call_id, rule)  # for good: a hole in what is kept would be worse than an end
             return []
-        return _cut(output.texts, self._bound - output.offset)
+        return cut(output.texts, self._bound - output.offset)
 
 
 def _may_keep(refused: Refused) -> bool:
@@ -384,173 +367,3 @@ def _unavailable(fault: JournalFault) -> Denial:
 def _over(tenant: str) -> Denial:
     words = f"{tenant} holds more of the journal than its share"
     return Denial(Reason.AUDIT_UNAVAILABLE, retry_after=_RETRY_S, rule="journal", internal=words)
-
-
-def _aborted(call: OpenCall, at: Instant, until_ns: int) -> Settled:
-    full = call.level == AuditLevel.FULL
-    return Settled(
-        call_id=call.call_id,
-        at_ns=at.wall_ns,
-        outcome=OutcomeKind.ABORTED.value,
-        status=int(Code.UNAVAILABLE),
-        reason="",
-        internal=ABORTED_WORDS,
-        offset=call.output_bytes,
-        texts=[],
-        output_bytes=call.output_bytes,
-        output_sha256=call.output_sha256 if full else b"",
-        input_tokens=call.prompt_tokens,
-        output_tokens=0,
-        input_exact=False,
-        output_exact=False,
-        responses=0,
-        response_bytes=0,
-        first_response_ns=None,
-        duration_ns=max(call.last_ns - call.started_ns, 0),
-        holds_until_ns=until_ns,
-    )
-
-
-# --- what an entry holds ------------------------------------------------------------------------------------------
-
-
-def _facts(
-    call: Call,
-    principal: Principal,
-    facts: InferenceFacts,
-    audit: AuditRule,
-    at: Instant,
-    *,
-    model: str,
-    version: str,
-    data_class: str,
-    rule: str,
-    bundle: str,
-    prompt: Content,
-    would_refuse: Denial | None,
-    findings: tuple[Finding, ...],
-    may_trace: bool,
-    verdict: Verdict | None,
-    resident: bool = True,
-    demand: Demand = _NO_DEMAND,
-) -> CallFacts:
-    """``resident`` False: this is no place for the call's data, so it names nobody but the credential's holder."""
-    trace = call.trace
-    alias, picked = ("", NO_ROUTE) if verdict is None else (verdict.alias, verdict.route)
-    return CallFacts(
-        call.id,
-        call.arrived.wall_ns,
-        at.wall_ns,
-        call.method.path,
-        principal.tenant,
-        principal.name,
-        principal.kind if principal is not _NOBODY else "",
-        principal.issuer,
-        principal.key_id,
-        principal.subject or call.subject if resident else "",
-        principal.conversation or call.conversation if resident else "",
-        model,
-        version,
-        facts.request_id,
-        data_class,
-        rule,
-        bundle,
-        audit.level.value,
-        audit.retention_days,
-        call.peer,
-        trace.trace_id if trace is not None else "",
-        trace.span_id if trace is not None else "",
-        (trace.parent_id or "") if trace is not None else "",
-        trace.sampled if trace is not None else False,
-        dict(facts.parameters) if facts.parameters else {},
-        [Tensor(t.name, t.datatype, list(t.shape), t.nbytes) for t in facts.inputs],
-        len(call.message),
-        facts.prompt_tokens,
-        facts.requested_tokens,
-        prompt,
-        would_refuse.reason.value if would_refuse is not None else "",
-        may_trace,
-        alias,
-        picked.version,
-        picked.kind.value if picked.kind is not None else "",
-        picked.why,
-        audit.redact,
-        sorted(principal.roles),
-        None if principal.models is None else list(principal.models),
-        _classes(call, principal),
-        would_refuse.rule if would_refuse is not None else "",
-        findings,
-        audit.searchable,
-        (demand.tokens, demand.kv_bytes, demand.tensor_bytes),
-    )
-
-
-def _classes(call: Call, principal: Principal) -> list[str]:
-    if not call.data_class and not principal.data_classes:
-        return []
-    return [*filter(None, map(str.strip, call.data_class.split(","))), *principal.data_classes]
-
-
-def _prompt(prompts: tuple[bytes, ...], kept: int | None) -> Content:
-    """Length and digest of the whole; the first ``kept`` bytes of it."""
-    if not prompts:
-        return _NOTHING
-    if len(prompts) == 1:
-        nbytes, digest = len(prompts[0]), hashlib.sha256(prompts[0]).digest()
-    else:
-        whole = hashlib.sha256()
-        for prompt in prompts:
-            whole.update(prompt)
-        nbytes, digest = sum(map(len, prompts)), whole.digest()
-    return Content(nbytes, digest, None if kept is None else _cut(prompts, kept))
-
-
-def _cut(texts: tuple[bytes, ...], room: int) -> list[bytes]:
-    """The first ``room`` bytes of ``texts``; what comes after ``PARTS`` parts is one."""
-    if len(texts) > PARTS:
-        texts = (*texts[: PARTS - 1], b"".join(texts[PARTS - 1 :]))
-    if sum(map(len, texts)) <= room:
-        return list(texts)
-    kept: list[bytes] = []
-    for text in texts:
-        if room <= 0:
-            break
-        kept.append(text[:room])
-        room -= len(text)
-    return kept
-
-
-def _content_bytes(entry: Entry) -> int:
-    """How much of an entry is prompt or output, which has its own bound."""
-    match entry:
-        case record.Admitted(call=facts) | record.Refused(call=facts):
-            return sum(map(len, facts.prompt.parts or ()))
-        case record.Output(texts=texts):
-            return sum(map(len, texts))
-        case Settled(texts=texts, quoted=quoted):
-            return sum(map(len, texts)) + sum(map(len, quoted.parts or ()))
-        case Event():
-            return 0
-        case _:
-            assert_never(entry)
-
-
-def _bounded(value: Any) -> Any:
-    """``value`` with all that is over the bounds cut, and what MessagePack can't carry replaced.
-
-    That is lone surrogates and integers over 64 bits; both can only come from a message that tries.
-    """
-    match value:
-        case str():
-            return _SURROGATE.sub("\ufffd", value[:TEXT_CHARS])
-        case int() if not isinstance(value, bool):
-            return max(-(2**63), min(2**63 - 1, value))
-        case list() if not value or not isinstance(value[0], bytes):  # the bytes are content
-            most = TENSORS if value and isinstance(value[0], Tensor) else DIMENSIONS
-            return [_bounded(item) for item in value[:most]]
-        case dict():
-            return {_bounded(name): _bounded(item) for name, item in itertools.islice(value.items(), PARAMETERS)}
-        case msgspec.Struct():
-            return type(value)(*(_bounded(getattr(value, name)) for name in value.__struct_fields__))
-        case _:
-            return value

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from audit import folding, record
+from audit.entries import DIMENSIONS, PARAMETERS, QUOTED_BYTES, TENSORS, TEXT_CHARS
 from audit.journal import Bounds, FaultKind, Journal, Pressure
-from audit.recorder import DIMENSIONS, PARAMETERS, QUOTED_BYTES, TENSORS, TEXT_CHARS, JournalRecorder
+from audit.recorder import JournalRecorder
 from audit.recovery import ENGINE_IDLE
 from audit.segments import segments_in
 from sidecar.core.governor import Governor, Output, Ports, Recorded, Refused

@@ -1,0 +1,233 @@
+"""What a journal entry holds of a call: its facts, and as much of its content as is kept, within bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from typing import Any, Final, assert_never
+
+import msgspec
+
+from audit import record
+from audit.record import CallFacts, Content, Entry, Event, Settled, Tensor
+from audit.recovery import OpenCall
+from sidecar.core.model import (
+    AuditLevel,
+    AuditRule,
+    Call,
+    Demand,
+    Denial,
+    Finding,
+    InferenceFacts,
+    Instant,
+    OutcomeKind,
+    Principal,
+    Verdict,
+)
+from sidecar.core.reasons import Code
+from sidecar.core.routing import NO_ROUTE
+
+__all__ = [
+    "ABORTED_WORDS",
+    "DIMENSIONS",
+    "FACTS_BYTES",
+    "NOBODY",
+    "NOTHING",
+    "PARAMETERS",
+    "QUOTED_BYTES",
+    "TENSORS",
+    "TEXT_CHARS",
+    "aborted",
+    "bounded",
+    "call_facts",
+    "content_bytes_of",
+    "content_of",
+    "cut",
+]
+
+# What a call may put into an entry beside its content. Only an entry over FACTS_BYTES is cut, to the bounds below it:
+# so the ordinary one isn't looked at field by field.
+FACTS_BYTES: Final = 16 * 1024
+TEXT_CHARS: Final = 1024
+PARAMETERS: Final = 256
+TENSORS: Final = 256
+DIMENSIONS: Final = 64
+QUOTED_BYTES: Final = 64 * 1024  # of an error text: it must fit into what is kept free for outcomes
+PARTS: Final = 1024  # of one content; each costs up to 5 bytes more than its text, also where that is empty
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+NOTHING: Final = Content()
+NOBODY: Final = Principal(tenant="", name="", kind="observed")  # whose call it is where nobody knows
+_NO_DEMAND: Final = Demand()
+ABORTED_WORDS: Final = (
+    "the sidecar ended before this call did; what was sent after its last journaled output is unknown"
+)
+
+
+def aborted(call: OpenCall, at: Instant, until_ns: int) -> Settled:
+    """The outcome of a call that a crash cut off; Triton may be working on it until ``until_ns`` (wall clock)."""
+    full = call.level == AuditLevel.FULL
+    return Settled(
+        call_id=call.call_id,
+        at_ns=at.wall_ns,
+        outcome=OutcomeKind.ABORTED.value,
+        status=int(Code.UNAVAILABLE),
+        reason="",
+        internal=ABORTED_WORDS,
+        offset=call.output_bytes,
+        texts=[],
+        output_bytes=call.output_bytes,
+        output_sha256=call.output_sha256 if full else b"",
+        input_tokens=call.prompt_tokens,
+        output_tokens=0,
+        input_exact=False,
+        output_exact=False,
+        responses=0,
+        response_bytes=0,
+        first_response_ns=None,
+        duration_ns=max(call.last_ns - call.started_ns, 0),
+        holds_until_ns=until_ns,
+    )
+
+
+def call_facts(
+    call: Call,
+    principal: Principal,
+    facts: InferenceFacts,
+    audit: AuditRule,
+    at: Instant,
+    *,
+    model: str,
+    version: str,
+    data_class: str,
+    rule: str,
+    bundle: str,
+    prompt: Content,
+    would_refuse: Denial | None,
+    findings: tuple[Finding, ...],
+    may_trace: bool,
+    verdict: Verdict | None,
+    resident: bool = True,
+    demand: Demand = _NO_DEMAND,
+) -> CallFacts:
+    """``resident`` False: this is no place for the call's data, so it names nobody but the credential's holder."""
+    trace = call.trace
+    alias, picked = ("", NO_ROUTE) if verdict is None else (verdict.alias, verdict.route)
+    return CallFacts(
+        call.id,
+        call.arrived.wall_ns,
+        at.wall_ns,
+        call.method.path,
+        principal.tenant,
+        principal.name,
+        principal.kind if principal is not NOBODY else "",
+        principal.issuer,
+        principal.key_id,
+        principal.subject or call.subject if resident else "",
+        principal.conversation or call.conversation if resident else "",
+        model,
+        version,
+        facts.request_id,
+        data_class,
+        rule,
+        bundle,
+        audit.level.value,
+        audit.retention_days,
+        call.peer,
+        trace.trace_id if trace is not None else "",
+        trace.span_id if trace is not None else "",
+        (trace.parent_id or "") if trace is not None else "",
+        trace.sampled if trace is not None else False,
+        dict(facts.parameters) if facts.parameters else {},
+        [Tensor(t.name, t.datatype, list(t.shape), t.nbytes) for t in facts.inputs],
+        len(call.message),
+        facts.prompt_tokens,
+        facts.requested_tokens,
+        prompt,
+        would_refuse.reason.value if would_refuse is not None else "",
+        may_trace,
+        alias,
+        picked.version,
+        picked.kind.value if picked.kind is not None else "",
+        picked.why,
+        audit.redact,
+        sorted(principal.roles),
+        None if principal.models is None else list(principal.models),
+        _classes(call, principal),
+        would_refuse.rule if would_refuse is not None else "",
+        findings,
+        audit.searchable,
+        (demand.tokens, demand.kv_bytes, demand.tensor_bytes),
+    )
+
+
+def _classes(call: Call, principal: Principal) -> list[str]:
+    if not call.data_class and not principal.data_classes:
+        return []
+    return [*filter(None, map(str.strip, call.data_class.split(","))), *principal.data_classes]
+
+
+def content_of(prompts: tuple[bytes, ...], kept: int | None) -> Content:
+    """Length and digest of the whole; the first ``kept`` bytes of it."""
+    if not prompts:
+        return NOTHING
+    if len(prompts) == 1:
+        nbytes, digest = len(prompts[0]), hashlib.sha256(prompts[0]).digest()
+    else:
+        whole = hashlib.sha256()
+        for prompt in prompts:
+            whole.update(prompt)
+        nbytes, digest = sum(map(len, prompts)), whole.digest()
+    return Content(nbytes, digest, None if kept is None else cut(prompts, kept))
+
+
+def cut(texts: tuple[bytes, ...], room: int) -> list[bytes]:
+    """The first ``room`` bytes of ``texts``; what comes after ``PARTS`` parts is one."""
+    if len(texts) > PARTS:
+        texts = (*texts[: PARTS - 1], b"".join(texts[PARTS - 1 :]))
+    if sum(map(len, texts)) <= room:
+        return list(texts)
+    kept: list[bytes] = []
+    for text in texts:
+        if room <= 0:
+            break
+        kept.append(text[:room])
+        room -= len(text)
+    return kept
+
+
+def content_bytes_of(entry: Entry) -> int:
+    """How much of an entry is prompt or output, which has its own bound."""
+    match entry:
+        case record.Admitted(call=facts) | record.Refused(call=facts):
+            return sum(map(len, facts.prompt.parts or ()))
+        case record.Output(texts=texts):
+            return sum(map(len, texts))
+        case Settled(texts=texts, quoted=quoted):
+            return sum(map(len, texts)) + sum(map(len, quoted.parts or ()))
+        case Event():
+            return 0
+        case _:
+            assert_never(entry)
+
+
+def bounded(value: Any) -> Any:
+    """``value`` with all that is over the bounds cut, and what MessagePack can't carry replaced.
+
+    That is lone surrogates and integers over 64 bits; both can only come from a message that tries.
+    """
+    match value:
+        case str():
+            return _SURROGATE.sub("\ufffd", value[:TEXT_CHARS])
+        case int() if not isinstance(value, bool):
+            return max(-(2**63), min(2**63 - 1, value))
+        case list() if not value or not isinstance(value[0], bytes):  # the bytes are content
+            most = TENSORS if value and isinstance(value[0], Tensor) else DIMENSIONS
+            return [bounded(item) for item in value[:most]]
+        case dict():
+            return {bounded(name): bounded(item) for name, item in itertools.islice(value.items(), PARAMETERS)}
+        case msgspec.Struct():
+            return type(value)(*(bounded(getattr(value, name)) for name in value.__struct_fields__))
+        case _:
+            return value
