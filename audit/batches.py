@@ -108,12 +108,13 @@ class BatchFiles:
         for first in taken:
             self._path(first).unlink()
 
-    def prune(self, *, before_s: float, most_bytes: int, upto: int) -> None:
+    def prune(self, *, before_s: float, most_bytes: int, upto: int, short: int = 0) -> None:
         """Forget files last written before ``before_s`` (s since the UNIX epoch), and the oldest beyond ``most_bytes``.
 
-        Only batches that end at or before ``upto``; the last one stays. Raises OSError.
+        ``short``: bytes that the disk lacks; the oldest go for them too. Only batches that end at or before ``upto``;
+        the last one stays. Raises OSError.
         """
-        over = sum(path.stat().st_size for path in self._directory.iterdir()) - most_bytes
+        over = max(sum(path.stat().st_size for path in self._directory.iterdir()) - most_bytes, short)
         while len(self.firsts) > 1:
             firsts = self._packs.get(self.firsts[0], self.firsts[:1])
             after = self.firsts[len(firsts) : len(firsts) + 1]

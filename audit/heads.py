@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
@@ -27,6 +28,7 @@ class Heads:
         self._parts, self._bounds, self.status, self._trouble = parts, bounds, status, trouble
         self._signed_at = self._pruned_at = self._sign_from = self._fleet_at = self._looked_at = float("-inf")
         self._published = -1  # size of the last head that is stored
+        self.short = False  # of space, when that was looked at last
         self.settled = False  # the fleet's log was looked at since the start, and nothing was to be told
 
     def begin(self) -> None:
@@ -51,17 +53,35 @@ class Heads:
         self._signed_at, self._published = at, book.next.size
         self.status.last_error = None
         self.status.signed_size = book.next.size
-        self._prune(at)
+        if not self.short:
+            self._prune(at)
 
-    def _prune(self, at: float) -> None:
+    def _prune(self, at: float, short: int = 0) -> None:
         book = self._parts.book
-        if at - self._pruned_at >= _PRUNE:
+        if short or at - self._pruned_at >= _PRUNE:
             self._pruned_at = at
             try:
                 before = self._parts.now() - timedelta(seconds=self._bounds.keep)
-                book.prune(before_s=before.timestamp(), most_bytes=self._bounds.keep_bytes)
+                book.prune(before_s=before.timestamp(), most_bytes=self._bounds.keep_bytes, short=short)
             except OSError as fault:  # a full disk must not end the shipper; what is kept is tried again
                 self._trouble(fault)
+
+    def make_room(self) -> int:
+        """Where the disk is short, forget kept batches, whoever is away; how many bytes are free then.
+
+        The journal is on it: to refuse every call for the sake of copies that the database has would be the wrong way
+        round.
+        """
+        free = self._free()
+        self.short = free < self._bounds.keep_free
+        if self.short:
+            self._prune(self._parts.monotonic(), self._bounds.keep_free - free)
+            free = self._free()
+        return free
+
+    def _free(self) -> int:
+        found = os.statvfs(self._parts.directory)
+        return found.f_bavail * found.f_frsize
 
     def tend_fleet(self, *, stopping: bool) -> None:
         """The fleet's log is everybody's: whether it can be written holds up nothing of ours."""

@@ -177,13 +177,15 @@ class LogBook:
         except (msgspec.DecodeError, ValueError) as fault:
             raise ForkError(f"{self._files.name(first)} is damaged: {fault}") from fault
 
-    def prune(self, *, before_s: float, most_bytes: int = 2**63) -> None:
+    def prune(self, *, before_s: float, most_bytes: int = 2**63, short: int = 0) -> None:
         """Forget batches that were signed: from before ``before_s`` (s since the UNIX epoch), or beyond ``most_bytes``.
 
-        The rest are packed together. Raises OSError.
+        ``short``: bytes that the disk lacks; the oldest go for them too. The rest are packed together, unless the disk
+        is short: a pack is there beside its batches for a moment. Raises OSError.
         """
-        self._files.prune(before_s=before_s, most_bytes=most_bytes, upto=self._state.size)
-        self._files.pack(self._state.size)
+        self._files.prune(before_s=before_s, most_bytes=most_bytes, upto=self._state.size, short=short)
+        if not short:
+            self._files.pack(self._state.size)
 
     def _at(self, size: int) -> Frontier | None:
         state = self._state

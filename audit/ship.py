@@ -49,6 +49,7 @@ class _Flight:
 
 
 DEFAULT: Final = Bounds()
+_ROW_BYTES: Final = 1024  # of a row beside its content, in a batch
 _DATA_KEY: Final = CALL_COLUMNS.index("data_key")
 
 
@@ -72,6 +73,7 @@ class Shipper:
         self._rows = Rows(parts, self.status)
         self._database = Database(parts, bounds, self.status)
         self._heads = Heads(parts, bounds, self.status, self._patience.trouble)
+        self._room = 2**63  # bytes that the next batch may take of the disk
         self._waiting = 0  # entries that waited when that was looked at last
         self._flight: _Flight | None = None
         self._sender = ThreadPoolExecutor(1, "warden-store")
@@ -187,7 +189,8 @@ class Shipper:
         self._take(item)
         bounds, pending = self._bounds, self._pending
         most = max(bounds.rows, bounds.rows_most) if self._behind else bounds.rows
-        if len(pending.rows) >= most or pending.nbytes >= bounds.nbytes:
+        nbytes = pending.nbytes + _ROW_BYTES * len(pending.rows)
+        if len(pending.rows) >= most or pending.nbytes >= bounds.nbytes or nbytes >= self._room:
             self._flush()
 
     def _next(self) -> Sequence[Item]:
@@ -212,6 +215,7 @@ class Shipper:
 
     def _measure(self) -> None:
         self._measured_at = self._parts.monotonic()
+        self._look_at_disk()
         status = self.status
         waiting = self._waiting = self._parts.source.waiting()
         flown = self._flight.pending if self._flight is not None else _Pending()
@@ -220,6 +224,13 @@ class Shipper:
         # What waits unread was made after what was read last, and in a backlog just after.
         status.oldest_unshipped_at = self._reached if oldest is None and waiting else oldest
         status.open_calls = self._joiner.open_calls
+
+    def _look_at_disk(self) -> None:
+        """A quarter of what is free, so that the batch, its successor and what the journal still needs fit."""
+        try:
+            self._room = self._heads.make_room() // 4
+        except OSError:
+            return  # gone: told where the journal is read
 
     # --- from entry to row ----------------------------------------------------------------------------------------
 
@@ -266,7 +277,8 @@ class Shipper:
     def _flush(self) -> None:
         """Seal what is pending and send it; what comes next is read and sealed while the database stores it."""
         self._land()
-        self._heads.sign(idle=False)
+        self._heads.sign(idle=self._heads.short)  # what is signed may go
+        self._look_at_disk()
         after = Cursor(self._joiner.needed(self._read + 1), max(self._read, self._cursor.done))
         batch = self._patience.until_it_works(lambda: self._sealed(after), local=True)
         self._parts.vault.refresh()

@@ -81,6 +81,7 @@ class Bounds:
     fleet: float = 5.0  # seconds between two looks at the fleet's log
     keep: float = 86400.0  # seconds that sealed batches are kept, for a database that is restored
     keep_bytes: int = 8 * 2**30  # of them at most: beyond it the oldest go sooner
+    keep_free: int = 0  # bytes of their disk: with less free they go sooner, and a batch takes a quarter of it at most
     backoff: float = 0.2  # seconds before the first retry, doubled up to:
     backoff_most: float = 30.0
     transaction: float = 60.0  # seconds after which a database that hangs is given up

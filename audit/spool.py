@@ -51,12 +51,16 @@ def write_whole(path: Path, content: bytes | Iterable[bytes], *, durable: bool =
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as file:  # noqa: PTH123 — the descriptor carries the mode
-        file.writelines((content,) if isinstance(content, bytes) else content)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123 — the descriptor carries the mode
+            file.writelines((content,) if isinstance(content, bytes) else content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)  # on a full disk it holds the last that was free
+        raise
     if durable:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -357,7 +357,7 @@ class Governor:
         self._owed.pay(self._ports.recorder)
 
     def _catch_up(self, recorded: Recorded, at: Instant) -> None:
-        """Journal the output so far. Where that fails the call is marked: it has lost output that was delivered."""
+        """Journal the output so far. Where that fails the call is marked, and ends; its ending tells it then."""
         with recorded.in_order:
             with self._lock:
                 if recorded.settled or not recorded.lag(at):  # the other thread was here first
@@ -366,6 +366,8 @@ class Governor:
             denial = self._ports.recorder.output(recorded, output, at)
             if denial is not None:
                 recorded.lost = recorded.lost or denial
+                with self._lock:
+                    recorded.put_back(output)
                 self._ports.instruments.unrecorded(denial)
 
     def settle(self, recorded: Recorded, outcome: Outcome, at: Instant, *, running: bool = False) -> Denial | None:

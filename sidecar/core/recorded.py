@@ -12,12 +12,13 @@ from msgspec import Struct
 from sidecar.core.holdback import HoldBack
 from sidecar.core.model import NO_FACTS, Admission, Denial, Finding, Forward, Instant, ResponseFacts, Usage, replace
 
-__all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "Output", "Recorded"]
+__all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "UNWRITTEN_BYTES", "Output", "Recorded"]
 
 # How far the journal may be behind what a client was sent (DESIGN rule 6): 16 KiB, and half of the 100 ms because the
 # other half is the sweep's own period.
 OUTPUT_LAG_BYTES: Final = 16 * 1024
 OUTPUT_LAG_NS: Final = 50_000_000
+UNWRITTEN_BYTES: Final = 4 * OUTPUT_LAG_BYTES  # kept of a call whose output can't be journaled
 _PACED: Final = 4  # tokens after which a stream has a pace
 _BYTES_PER_TOKEN: Final = 4  # of English, as prompts are estimated (sidecar.triton.contracts)
 
@@ -72,7 +73,7 @@ class Recorded:
         # Messages that wait for the guards' word, where any may have to.
         self.holdback = None if self.watch is None or not self.watch.holds else HoldBack(self.watch)
         self.findings: tuple[Finding, ...] = ()  # of the guards on outputs
-        self.lost: Denial | None = None  # why output that was taken could not be journaled
+        self.lost: Denial | None = None  # why output could not be journaled in time
         self._digest = hashlib.sha256()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
@@ -124,6 +125,13 @@ class Recorded:
         output = Output(self.delivered_bytes - self._pending_bytes, tuple(self._pending))
         self._pending, self._pending_bytes, self._flushed_ns = [], 0, at.mono_ns
         return output
+
+    def put_back(self, output: Output) -> None:
+        """``output``, the last taken, could not be journaled: within a bound it goes with what is taken next."""
+        nbytes = sum(map(len, output.texts))
+        if self._pending_bytes + nbytes <= UNWRITTEN_BYTES:
+            self._pending[:0] = output.texts
+            self._pending_bytes += nbytes
 
     def without_content(self) -> Recorded:
         """A copy for the ending's entry alone: it holds neither the request nor anything read from it."""

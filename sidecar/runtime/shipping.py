@@ -37,7 +37,7 @@ from audit.vault import Vault
 from audit.witness import Witness
 from sidecar.core.model import Secret
 from sidecar.runtime.dsn import sidecar_dsn
-from sidecar.runtime.settings import Settings
+from sidecar.runtime.settings import JournalSection, Settings
 from sidecar.telemetry import logs
 from sidecar.telemetry.export import SpanPump, exporter_for
 from sidecar.telemetry.spans import resource_of, span_of, to_be_exported
@@ -216,9 +216,7 @@ def ship(settings: Settings, root: Secret, sealer: ContentSealer, stop: threadin
         chance=random.random,
         ended=None if pump is None else _spans_to(pump),
     )
-    shipper = Shipper(
-        parts, stop, Bounds(keep=settings.audit.journal.keep, keep_bytes=settings.audit.journal.max_bytes)
-    )
+    shipper = Shipper(parts, stop, _bounds(settings.audit.journal))
     try:
         with _alone(directory, stop), _reporting(directory / "ship.json", shipper, pump):
             if not stop.is_set():
@@ -228,6 +226,12 @@ def ship(settings: Settings, root: Secret, sealer: ContentSealer, stop: threadin
             pump.close(SPANS_GRACE)
         engine.dispose()
         source.close()
+
+
+def _bounds(journal: JournalSection) -> Bounds:
+    """``keep_free`` is where the journal lets go of its own shipped segments (audit.journal)."""
+    free = journal.min_free + 2 * journal.segment_bytes
+    return Bounds(keep=journal.keep, keep_bytes=journal.max_bytes, keep_free=free)
 
 
 def _collect_seldom() -> None:

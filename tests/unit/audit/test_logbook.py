@@ -213,6 +213,20 @@ def test_beyond_its_bytes_the_oldest_go_sooner_but_never_what_is_not_signed(tmp_
     assert [each.first for each in log.since(100)] == list(range(100, 110))
 
 
+def test_where_the_disk_is_short_the_oldest_signed_go_as_far_as_is_lacking(tmp_path: Path) -> None:
+    log = book(tmp_path)
+    folder = tmp_path / "log" / "batches"
+    for _ in range(10):
+        log.keep(batch(log, "a"))
+    log.sign(log.next)
+    log.keep(batch(log, "b"))
+    first_three = sum(path.stat().st_size for path in sorted(folder.iterdir())[:3])
+    log.prune(before_s=0, short=first_three - 10)
+    assert [each.first for each in log.since(3)] == list(range(3, 11))
+    log.prune(before_s=0, short=2**40)
+    assert [each.first for each in log.since(10)] == [10], "what nobody was shown stays"
+
+
 def test_what_is_not_signed_is_not_packed(tmp_path: Path) -> None:
     log = book(tmp_path)
     for _ in range(100):

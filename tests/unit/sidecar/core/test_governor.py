@@ -6,6 +6,8 @@ import hashlib
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sidecar.core.governor import Mode, Output, Recorded, Refused
 from sidecar.core.model import (
@@ -23,7 +25,7 @@ from sidecar.core.model import (
     Usage,
 )
 from sidecar.core.reasons import Code, Reason
-from sidecar.core.recorded import OUTPUT_LAG_BYTES
+from sidecar.core.recorded import OUTPUT_LAG_BYTES, OUTPUT_LAG_NS, UNWRITTEN_BYTES
 from tests.support.core import AT, LOAD, ORDER, READY, SHARED, UNKNOWN, FakePorts, Stage, a_call, later, observing
 
 DONE = Outcome(OutcomeKind.COMPLETED)
@@ -363,6 +365,42 @@ def test_a_call_whose_output_was_lost_is_not_told_completed() -> None:
     assert stage.governor.settle(recorded, DONE, later(61)) is NO_AUDIT
     _, (_, _, outcome, _) = stage.ports.entries[-1]  # type: ignore[misc]
     assert outcome == Outcome(OutcomeKind.FAILED, Code.UNAVAILABLE, Reason.AUDIT_UNAVAILABLE, "disk full")
+
+
+def test_output_that_could_not_be_journaled_in_time_stands_in_the_calls_ending() -> None:
+    stage = Stage()
+    recorded = stage.open()
+    stage.governor.deliver(recorded, b"one ", later(1))
+    stage.ports.denials["journal output"] = NO_AUDIT
+    stage.governor.sweep(later(60))
+    stage.governor.deliver(recorded, b"two ", later(61))
+    del stage.ports.denials["journal output"]
+    stage.governor.settle(recorded, DONE, later(62))
+    _, (_, output, _, _) = stage.ports.entries[-1]  # type: ignore[misc]
+    assert output == Output(0, (b"one ", b"two "))
+
+
+def test_output_that_cannot_be_journaled_at_all_is_kept_within_a_bound() -> None:
+    stage = Stage()
+    recorded = stage.open()
+    stage.ports.denials["journal output"] = NO_AUDIT
+    for n in range(1, 20):
+        stage.governor.deliver(recorded, b"x" * OUTPUT_LAG_BYTES, later(n))
+        assert recorded._pending_bytes <= UNWRITTEN_BYTES
+
+
+@given(st.lists(st.integers(0, 30), max_size=60))
+def test_without_any_sweep_each_delivery_itself_keeps_the_journal_close(gaps: list[int]) -> None:
+    """Invariant: when a message is sent, what is not journaled was sent in the last 50 ms, though no sweep runs."""
+    stage, ms = Stage(), 0
+    recorded = stage.open()
+    sent: list[int] = []  # when each byte was
+    for gap in gaps:
+        ms += gap
+        stage.governor.deliver(recorded, b"x", later(ms))
+        sent.append(ms)
+        journaled = sum(len(entry[1].texts) for kind, entry in stage.ports.entries if kind == "output")  # type: ignore[index]
+        assert all(ms - at < OUTPUT_LAG_NS / 1e6 for at in sent[journaled:])
 
 
 @pytest.mark.parametrize("late", ["deliver", "settle"])
