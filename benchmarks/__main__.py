@@ -23,6 +23,7 @@ from benchmarks import (
     hosted_app,
     identity,
     identity_snapshot,
+    journal,
     neighbours,
     parts,
     policies,
@@ -45,7 +46,7 @@ from tests.support.debian import ensure
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _TOOLS: Final = (("nghttp2-client", "h2load"), ("nghttp2-server", "nghttpd"))
 ALONE: Final[dict[str, Callable[..., dict[str, Any]]]] = {  # by what each measures; no wire, no other process
-    "reading": reading.measure, "quotas": quotas.measure, "policies": policies.measure,
+    "reading": reading.measure, "quotas": quotas.measure, "policies": policies.measure, "journal": journal.measure,
 }  # fmt: skip
 CHAT_SLOTS: Final = ('string_value: "4" }', 'string_value: "8" }')  # as many as benchmarks.neighbours shares out
 SECTIONS: Final = ("governance", *ALONE, "evidence", "search", "identity", "standin", "triton", "streams", "neighbours")
