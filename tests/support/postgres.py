@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -51,12 +52,41 @@ class Server:
     def start(self) -> None:
         self._server.ensure_postgres_running()
 
-    def create_database(self) -> str:
-        """A new, empty database's DSN."""
-        name = f"warden_{next(_numbers)}"
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """Stopped in the middle of everything: connections stand, new ones are taken by the kernel, nobody answers."""
+        postmaster = int((Path(self._server.pgdata) / "postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGSTOP)  # first: it starts no other any more
+        stopped = [postmaster]
+        try:
+            for child in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGSTOP)
+                    stopped.append(int(child))
+            yield
+        finally:
+            for process in reversed(stopped):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+
+    def create_database(self, within: Path | None = None) -> str:
+        """A new, empty database's DSN. Its files lie ``within`` a directory that the server's user can reach."""
+        name, where = f"warden_{next(_numbers)}", ""
         with psycopg.connect(self.dsn(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            if within is not None:
+                if self._server.system_user is not None:
+                    shutil.chown(within, self._server.system_user)
+                connection.execute(f"CREATE TABLESPACE of_{name} LOCATION '{within}'")
+                where = f"TABLESPACE of_{name} STRATEGY file_copy"
+            connection.execute(f"CREATE DATABASE {name} {where}")
         return self.dsn(name)
+
+    def drop_database(self, dsn: str) -> None:
+        """One that lies ``within`` a directory, whoever is connected to it."""
+        name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+            connection.execute(f"DROP TABLESPACE of_{name}")
 
     def snapshot(self, dsn: str) -> str:
         """A copy of a database as it is now: its name, for ``restore``."""
