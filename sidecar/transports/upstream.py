@@ -64,9 +64,12 @@ async def durable(services: Services, exchange: Exchange) -> Denial | None:
 
 
 def upstream_metadata(admission: Admission) -> Metadata:
-    """The allow-list, whole: what isolation states, and the trace where it is sampled (facts/triton.md §0.4, §5)."""
+    """The allow-list, whole: what isolation states, and the trace where it is sampled (facts/triton.md §0.4, §5).
+
+    Not of a call whose telemetry residency holds back: Triton's own span would bear the trace's name to its collector.
+    """
     trace = admission.call.trace
-    if trace is None or not trace.sampled:
+    if trace is None or not trace.sampled or not admission.verdict.may_trace:
         return admission.forward.metadata
     # No tracestate: Triton reads a header's value past its end (facts/triton.md §5); traceparent has a fixed length.
     return (*admission.forward.metadata, ("traceparent", trace.traceparent))

@@ -90,6 +90,7 @@ class FakePorts:
     audit: AuditRule = field(default_factory=AuditRule)
     held: Mapping[int, Reservation] = field(default_factory=dict)  # by identity: reserved and not settled
     shadow: Denial | None = None  # what a policy in shadow would answer
+    may_trace: bool = True
     over: Denial | None = None  # what an observed reservation would have met
     spent: Denial | None = None  # what a growing call is told
     entries: list[tuple[str, object]] = field(default_factory=list)  # the journal
@@ -130,7 +131,7 @@ class FakePorts:
         target = self.aliases.get(head.model, head.model)
         return denial or Verdict(
             "allow", self.digest, self.profile(target), Limits(), self.audit, would_refuse=self.shadow,
-            alias=head.model if target != head.model else "", guards=self.guards,
+            alias=head.model if target != head.model else "", guards=self.guards, may_trace=self.may_trace,
         )  # fmt: skip
 
     def profile(self, model: str) -> ModelProfile:

@@ -39,7 +39,9 @@ class FakePolicy:
         denial = self.denials.get(principal.tenant)
         if denial is not None:
             return denial
-        return Verdict("fake", self.digest, self.profile(head.model), self.limits, self.audit, call.data_class)
+        return Verdict(
+            "fake", self.digest, self.profile(head.model), self.limits, self.audit, call.data_class, may_trace=True
+        )
 
     def profile(self, model: str) -> ModelProfile:
         return self.profiles.get(model) or ModelProfile(name=model)

@@ -47,6 +47,13 @@ async def test_an_answer_comes_back_as_triton_gave_it() -> None:
     world.assert_even()
 
 
+async def test_a_call_whose_telemetry_stays_here_gives_triton_no_trace_to_join() -> None:
+    world, upstream = World(ports=FakePorts(may_trace=False)), FakeUpstream([ANSWER, OK_END])
+    assert (await serve(world, upstream)).status.code == Code.OK
+    assert "traceparent" not in dict(upstream.calls[0].metadata)
+    world.assert_even()
+
+
 class Rewriting(TritonReader):
     """A reader whose isolation forwards something else than the message, or answers itself."""
 
