@@ -173,7 +173,7 @@ def _by_rule(rule: str | None) -> Iterator[sa.ColumnElement[bool]]:
 
 def _found_by(guard: str) -> sa.ColumnElement[bool]:
     """Its name stands first in a finding; nothing else of one counts."""
-    path = sa.cast("$[*] ? (@[0] == $guard)", JSONPATH)
+    path = sa.cast("strict $[*] ? (@[0] == $guard)", JSONPATH)  # lax would look into each finding
     return sa.func.jsonb_path_exists(audit_calls.c.findings, path, sa.func.jsonb_build_object("guard", guard))
 
 
