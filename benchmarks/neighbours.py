@@ -114,7 +114,10 @@ def _bundle(directory: Path) -> None:
     shutil.copytree(BUNDLE, directory)
     shutil.rmtree(directory / "tests", ignore_errors=True)
     kv = {"bytes_per_token": 23040, "tokens_per_block": 16}
-    models = {each.model: {"contract": "vllm", "kv": kv, "pool": {"concurrency": each.slots}} for each in ENGINES}
+    models = {
+        each.model: {"contract": "vllm", "groups": ["llm"], "kv": kv, "pool": {"concurrency": each.slots}}
+        for each in ENGINES
+    }
     unlimited = dict.fromkeys(("requests", "tokens", "concurrency", "kv_memory", "tensor_memory"), "unlimited")
     shares = {"greedy": ("50%", "75%"), "modest": ("25%", "100%")}
     plans = {
