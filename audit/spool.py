@@ -58,8 +58,8 @@ def write_whole(path: Path, content: bytes | Iterable[bytes], *, durable: bool =
             if durable:
                 os.fsync(file.fileno())
         part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)  # on a full disk it holds the last that was free
+    except BaseException:  # raised again; whatever it was, on a full disk the part holds the last that was free
+        part.unlink(missing_ok=True)
         raise
     if durable:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)

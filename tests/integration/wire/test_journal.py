@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from audit.segments import segments_in
+from tests.support.disk import small_disk_at
 from tests.support.load import Load, Seen, judge
 from tests.support.postgres import Server, query
 from tests.support.sidecar import Launch, Sidecar, echo, ended
@@ -94,17 +94,8 @@ def _tells(record: dict[str, Any], call: Seen) -> bool:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(mounted)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"a tmpfs can't be mounted here: {done.stderr.decode().strip()}")
-    try:
-        yield mounted
-    finally:
-        subprocess.run(["umount", "-l", str(mounted)], check=True)
+    with small_disk_at(tmp_path / "disk", "2m") as disk:
+        yield disk
 
 
 def test_a_really_full_disk_climbs_the_ladder_refuses_and_recovers(

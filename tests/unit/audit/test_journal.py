@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import subprocess
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 
 from audit.journal import SYNC_DEADLINE_S, FaultKind, Follower, JournalFault, Pressure, State, write_shipped
 from audit.segments import segments_in
+from tests.support.disk import small_disk_at
 from tests.support.journal import (
     ORIGIN,
     ROOMY,
@@ -420,19 +421,9 @@ def test_the_threads_do_it_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path):
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(mounted)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"a tmpfs can't be mounted here: {done.stderr.decode().strip()}")
-    try:
-        yield mounted
-    finally:
-        # Lazily: a test that failed may still hold a file there, and a mount left behind breaks later runs.
-        subprocess.run(["umount", "-l", str(mounted)], check=True)
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk_at(tmp_path / "disk", "256k") as disk:
+        yield disk
 
 
 def test_a_really_full_disk_refuses_and_recovers(small_disk: Path) -> None:
