@@ -19,6 +19,7 @@ from tests.support.stack import eventually
 
 pytestmark = pytest.mark.integration
 BUSY = 60.0  # seconds: generous, for what takes one or two
+WELL_FILLED = 8192  # bytes in a segment, of which its header and the entries of a start are the least
 
 
 def current(sidecar: Sidecar) -> Path:
@@ -52,18 +53,20 @@ def events(sidecar: Sidecar, kind: str) -> list[dict[str, object]]:
 def test_a_segment_deleted_replaced_or_altered_under_load_is_put_right(own: Launch) -> None:
     """Deleted and replaced: nothing is lost. A flipped bit: at most its own entry, and later records survive."""
     sidecar = own()
-    load = Load(sidecar, 240, threads=4)
-    worker = threading.Thread(target=load.run)
-    worker.start()
+    loads: list[Load] = []
     for number, harm in enumerate((delete, replace, flip), start=1):
-        eventually(lambda done=number * 30: load.done >= done, what="calls", within_s=BUSY)
+        loads.append(load := Load(sidecar, 80, threads=4, seed=number))
+        worker = threading.Thread(target=load.run)
+        worker.start()
+        # What stands in the segment's middle must be a call's: it begins with the event that tells the last harm.
+        eventually(lambda: current(sidecar).stat().st_size >= WELL_FILLED, what="entries of calls", within_s=BUSY)
         harm(current(sidecar))
         eventually(
             lambda number=number: sidecar.metric("warden_journal_faults_total") >= number,
             what=f"{harm.__name__} to be noticed and put right", within_s=BUSY,
         )  # fmt: skip
         eventually(lambda: sidecar.stack.readyz().get("ready"), what="ready again", within_s=BUSY)
-    worker.join()
+        worker.join()
     with sidecar.bare() as bare:
         assert bare.unary(echo(), sidecar.headers()).code == "OK"
     sidecar.settles()
@@ -76,9 +79,10 @@ def test_a_segment_deleted_replaced_or_altered_under_load_is_put_right(own: Laun
     assert int(str(mended[2]["lost"])) <= 1
     known = {record["call_id"]: record for record in sidecar.search(limit=1000)}
     # Refusals of the moments in which nothing could be recorded are counted, not recorded.
-    served = [call for call in load.seen if call.answered and call.code == "OK" and not call.in_band]
+    seen = [call for load in loads for call in load.seen]
+    served = [call for call in seen if call.answered and call.code == "OK" and not call.in_band]
     missing = [call for call in served if call.call_id not in known]
-    wrong = [call for call in load.seen if call.call_id in known and not _tells(known[call.call_id], call)]
+    wrong = [call for call in seen if call.call_id in known and not _tells(known[call.call_id], call)]
     assert len(missing) + len(wrong) <= 1, f"the flipped bit costs one entry at most: {missing} {wrong}"
 
 
