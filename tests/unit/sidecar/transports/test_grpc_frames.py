@@ -71,7 +71,7 @@ def test_a_compressed_bomb_is_refused_at_the_limit(encoding: str, pack: object) 
         b"\x02\x00\x00\x00\x00",
         b"\xff\x00\x00\x00\x01x",
         compressed(b"not gzip"),
-        compressed(gzip.compress(b"x" * 500)[:-9]),
+        compressed(gzip.compress(b"x" * 500, mtime=0)[:-9]),
         compressed(b""),
     ],
 )
