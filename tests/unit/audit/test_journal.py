@@ -58,7 +58,7 @@ def test_without_a_descriptor_to_spare_no_segment_is_lost_sight_of(
 
     journal = open_journal(tmp_path, bounds=SMALL)
     with monkeypatch.context() as patch:
-        patch.setattr("audit.journal.os.dup", none_left)
+        patch.setattr("audit.appending.os.dup", none_left)
         assert [journal.append(b"x" * 200) for _ in range(20)] == list(range(20))
     assert journal.sync() is None
     assert journal.probe() is None
@@ -92,7 +92,7 @@ def test_many_threads_append_without_a_lost_or_doubled_sequence(tmp_path: Path) 
 def test_an_entry_over_the_bound_is_refused_and_nothing_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("audit.journal.MAX_ENTRY_BYTES", 10)
+    monkeypatch.setattr("audit.appending.MAX_ENTRY_BYTES", 10)
     journal = open_journal(tmp_path)
     fault = journal.append(b"x" * 11)
     assert isinstance(fault, JournalFault)
