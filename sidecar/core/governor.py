@@ -345,7 +345,7 @@ class Governor:
     def sweep(self, at: Instant) -> None:
         """Journal output that would fall behind and endings that could not be; give back what ran on until now.
 
-        Called every 50 ms by the runtime.
+        Called every 25 ms by the runtime.
         """
         with self._lock:
             behind = [recorded for recorded in self._live.values() if recorded.lag(at)]

@@ -14,8 +14,8 @@ from sidecar.core.model import NO_FACTS, Admission, Denial, Finding, Forward, In
 
 __all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "UNWRITTEN_BYTES", "Output", "Recorded"]
 
-# How far the journal may be behind what a client was sent (DESIGN rule 6): 16 KiB, and half of the 100 ms because the
-# other half is the sweep's own period.
+# How far the journal may be behind what a client was sent when it is sent more (DESIGN rule 6): 16 KiB, and half of the
+# 100 ms, because what is sent last waits for the sweep, and that for its period and the machine.
 OUTPUT_LAG_BYTES: Final = 16 * 1024
 OUTPUT_LAG_NS: Final = 50_000_000
 UNWRITTEN_BYTES: Final = 4 * OUTPUT_LAG_BYTES  # kept of a call whose output can't be journaled

@@ -6,7 +6,7 @@ import hashlib
 import threading
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidecar.core.governor import Mode, Output, Recorded, Refused
@@ -26,6 +26,7 @@ from sidecar.core.model import (
 )
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.recorded import OUTPUT_LAG_BYTES, OUTPUT_LAG_NS, UNWRITTEN_BYTES
+from sidecar.runtime.lifecycle import SWEEP
 from tests.support.core import AT, LOAD, ORDER, READY, SHARED, UNKNOWN, FakePorts, Stage, a_call, later, observing
 
 DONE = Outcome(OutcomeKind.COMPLETED)
@@ -401,6 +402,38 @@ def test_without_any_sweep_each_delivery_itself_keeps_the_journal_close(gaps: li
         sent.append(ms)
         journaled = sum(len(entry[1].texts) for kind, entry in stage.ports.entries if kind == "output")  # type: ignore[index]
         assert all(ms - at < OUTPUT_LAG_NS / 1e6 for at in sent[journaled:])
+
+
+@given(st.lists(st.tuples(st.sampled_from(["send", "sweep"]), st.sampled_from([0, 1, 24, 44, 49, 120])), max_size=40))
+@example([("send", 1), ("sweep", 44), ("sweep", 120)])  # too young for one sweep, and the next is late
+def test_output_is_in_the_journal_100_ms_after_it_was_sent(steps: list[tuple[str, int]]) -> None:
+    """Invariant: of what was sent 100 ms ago nothing is missing from the journal, though each sweep is 20 ms late."""
+    stage, ms, swept = Stage(), 0, 0
+    latest = int(SWEEP * 1000) + 20
+    recorded = stage.open()
+    sent: list[int] = []  # when each byte was
+
+    def oldest_missing() -> int:
+        written = sum(len(entry[1].texts) for kind, entry in stage.ports.entries if kind == "output")  # type: ignore[index]
+        return min(sent[written:], default=ms)
+
+    def sweep(at: int) -> None:
+        nonlocal ms, swept
+        ms = swept = at
+        assert ms - oldest_missing() < 100
+        stage.governor.sweep(later(ms))
+
+    for step, gap in steps:
+        then = ms + gap
+        while then > swept + latest:
+            sweep(swept + latest)
+        ms = then
+        if step == "sweep":
+            sweep(ms)
+        else:
+            stage.governor.deliver(recorded, b"x", later(ms))
+            sent.append(ms)
+        assert ms - oldest_missing() < 100
 
 
 @pytest.mark.parametrize("late", ["deliver", "settle"])

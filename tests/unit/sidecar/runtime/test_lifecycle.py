@@ -262,7 +262,7 @@ def test_what_the_journal_turns_to_is_logged_once_with_why(
     with journal._lock:
         journal._fail(JournalFault(FaultKind.IO, "the disk is gone"))
     wait_until(lambda: len(told()) == 3)
-    running.sidecar._sweep()
+    running.sidecar._tell_journal()
     assert told() == [("full", None), ("ok", None), ("faulted", "the disk is gone")]
 
 
@@ -280,6 +280,21 @@ def test_a_fault_of_one_sweep_does_not_end_the_sweeping(
     monkeypatch.setattr(running.sidecar.rooms.governor, "sweep", sweep)
     wait_until(lambda: len(swept) >= 3)
     assert running.metric("warden_internal_errors_total") == "1.0"
+
+
+def test_a_fault_of_what_is_told_of_the_journal_does_not_keep_output_from_it(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[object] = []
+
+    def mended() -> tuple[()]:
+        raise ZeroDivisionError
+
+    running = start()
+    monkeypatch.setattr(running.sidecar.rooms.recorder, "mended", mended)
+    monkeypatch.setattr(running.sidecar.rooms.governor, "sweep", swept.append)
+    wait_until(lambda: float(running.metric("warden_internal_errors_total")) >= 2)
+    wait_until(lambda: len(swept) >= 2)
 
 
 def test_readiness_tells_each_check_for_operators(start: Callable[..., Running]) -> None:
