@@ -7,7 +7,7 @@ are asked before any is taken from, so a refusal has taken nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Final, TypeVar
 
@@ -19,16 +19,15 @@ from sidecar.core.model import (
     Denial,
     Instant,
     Limits,
-    LivePool,
     PoolSize,
     Quantity,
     Reservation,
     Usage,
 )
 from sidecar.quotas.account import Account, Ask
+from sidecar.quotas.engines import Engines, Pools, full_pool
 from sidecar.quotas.expected import Usual
-from sidecar.quotas.pool import Pool
-from sidecar.quotas.words import NAMES, REASON_OF, denial, refusal
+from sidecar.quotas.words import REASON_OF, denial, refusal
 
 __all__ = ["REASON_OF", "Held", "LocalQuotas", "limits_for"]
 
@@ -42,7 +41,6 @@ _STEP: Final = 32  # tokens a stream that outgrows what was expected takes at a 
 _NOTHING: Final = Ask()
 
 K = TypeVar("K")
-Pools = tuple[tuple[Pool, int], ...]
 
 
 class _Meter(msgspec.Struct):
@@ -89,9 +87,7 @@ class LocalQuotas:
         self._models: OrderedDict[tuple[str, str], Account] = OrderedDict()
         self._keys: OrderedDict[tuple[str, str], Account] = OrderedDict()
         self._usual: OrderedDict[tuple[str, str], Usual] = OrderedDict()
-        self._slots: dict[str, Pool] = {}  # by engine, as the bundle names them; likewise its KV cache:
-        self._memory: dict[str, Pool] = {}
-        self._live: Mapping[str, LivePool] = {}  # by engine; swapped whole
+        self.engines = Engines()
 
     def __len__(self) -> int:
         """Tenants whose state is kept."""
@@ -110,33 +106,6 @@ class LocalQuotas:
     def tenants(self) -> tuple[str, ...]:
         """The tenants whose state is kept, for a metrics snapshot from another thread."""
         return tuple(self._tenants)
-
-    def pools(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(held, capacity) of each pool by (engine, quantity), for a metrics snapshot from another thread."""
-        return {
-            (engine, str(pool.kind)): (pool.total + pool.foreign, pool.capacity)
-            for pools in (self._slots, self._memory)
-            for engine, pool in tuple(pools.items())
-        }
-
-    # --- what engines tell, from a thread of its own -----------------------------------------------------------------
-
-    def peak(self, engine: str) -> int:
-        """Bytes: the most that was reserved of its KV cache since this was last asked."""
-        pool = self._memory.get(engine)
-        if pool is None:
-            return 0
-        found, pool.peak = pool.peak, pool.total
-        return max(found, pool.peak)
-
-    def kv_held(self, engine: str) -> int:
-        """Bytes of its KV cache that are reserved now."""
-        pool = self._memory.get(engine)
-        return 0 if pool is None else pool.total
-
-    def tell(self, live: Mapping[str, LivePool]) -> None:
-        """From now on pools that are to be live are as said here; those that aren't named, as the bundle states."""
-        self._live = live
 
     # --- reserve ---------------------------------------------------------------------------------------------------
 
@@ -161,8 +130,8 @@ class LocalQuotas:
             if enforce:
                 return refused
             over, spared = refused, _RATES
-        pools = () if pool is None else self._wanted(model, pool, ask)
-        full = _full(tenant, limits, accounts[0], pools, now, enforce=enforce) if pools else None
+        pools = () if pool is None else self.engines.wanted(model, pool, ask)
+        full = full_pool(tenant, limits, accounts[0], pools, now, enforce=enforce) if pools else None
         if full is not None:
             if full[0] not in limits.shadow:
                 if enforce:
@@ -217,18 +186,6 @@ class LocalQuotas:
                 self._usual.popitem(last=False)
         self._usual[tenant, model] = found
         return found
-
-    def _wanted(self, model: str, size: PoolSize, ask: Ask) -> Pools:
-        wanted: Pools = ()
-        engine = size.engine or model
-        if size.concurrency is not None:
-            wanted = ((_pool(self._slots, engine, Quantity.CONCURRENCY, size.concurrency), 1),)
-        if size.kv_bytes is not None and ask.kv > 0:
-            live = self._live.get(engine) if size.live else None
-            memory = _pool(self._memory, engine, Quantity.KV_BYTES, size.kv_bytes if live is None else live.capacity)
-            memory.foreign = 0 if live is None else live.foreign
-            wanted = (*wanted, (memory, ask.kv))
-        return wanted
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 
@@ -343,14 +300,6 @@ def _forget(states: OrderedDict[K, Account], now: int) -> None:
             states[name] = state
 
 
-def _pool(pools: dict[str, Pool], model: str, kind: Quantity, capacity: int) -> Pool:
-    found = pools.get(model)
-    if found is None:
-        found = pools[model] = Pool(kind, capacity)
-    found.capacity = capacity
-    return found
-
-
 def _book(
     accounts: tuple[Account, ...], ask: Ask, now: int, spared: frozenset[Quantity], *, short: bool
 ) -> tuple[Taken, ...]:
@@ -381,17 +330,6 @@ def _short(accounts: tuple[Account, ...], ask: Ask, now: int) -> tuple[Denial | 
     return None, None
 
 
-def _full(
-    tenant: str, limits: Limits, own: Account, pools: Pools, now: int, *, enforce: bool
-) -> tuple[Quantity, Denial] | None:
-    """The first of the model's pools that has no room for the call."""
-    for pool, units in pools:
-        found = pool.ask(tenant, units, limits.share, now, claim=enforce and pool.kind not in limits.shadow)
-        if not found.ok:
-            return pool.kind, _pool_denial(own, pool.kind, never=found.never)
-    return None
-
-
 def _ask(demand: Demand, limits: Limits, usual: Usual | None, *, timed: bool) -> Ask:
     """What is reserved: the worst case, or what is expected where the tenant's budget says so and it is known."""
     if usual is None:
@@ -415,19 +353,3 @@ def _filled(demand: Demand, tokens: int) -> int:
 def _hold(meter: _Meter, kv_now: int, now: int) -> None:
     meter.kv_byte_ms += meter.kv_now * max(0, now - meter.seen_ns) // 1_000_000
     meter.kv_now, meter.seen_ns = kv_now, now
-
-
-def _pool_denial(own: Account, kind: Quantity, *, never: bool) -> Denial:
-    """The same words and a time from the tenant's own calls alone, whoever else holds what of the pool."""
-    detail = f"the model's {NAMES[kind]} is in use"
-    if never:
-        detail = f"this call asks for more of the model's {NAMES[kind]} than the plan's share allows"
-    metadata = (
-        ("quota_subject", own.subject),
-        ("quota_description", detail),
-        ("quota", kind.value),
-        ("limit", "the model's pool"),
-    )
-    retry = None if never else own.ledger.wait_s(1, 1)
-    queue = 0 if never else own.limits.queue_ns
-    return Denial(REASON_OF[kind], detail, retry, rule=f"quota:pool:{kind.value}", metadata=metadata, queue_ns=queue)

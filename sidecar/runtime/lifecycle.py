@@ -77,7 +77,7 @@ class Sidecar:
         self._learner = Learner(TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models)
         self._pools = PoolPoller(
             MetricsPage(settings.triton.metrics), lambda: self.rooms.policies.current().bundle.models,
-            self.rooms.quotas, self._engine_idle,
+            self.rooms.quotas.engines, self._engine_idle,
             needed=lambda: self.rooms.governor.running_on > 0, now=clock.now,
         )  # fmt: skip
         self._shipper = Shipper(*ship)
@@ -371,11 +371,9 @@ class Sidecar:
         watch("warden_journal_free_bytes", lambda: float(_free(section.directory)))
         watch("warden_journal_segments", lambda: float(sum(1 for _ in section.directory.glob("*.seg"))))
         watch("warden_quota_held_bytes", lambda: readings.held(rooms.quotas.tenants(), rooms.quotas.held))
-        watch(
-            "warden_pool_used_ratio", lambda: {key: held / size for key, (held, size) in rooms.quotas.pools().items()}
-        )
+        watch("warden_pool_used_ratio", lambda: readings.used(rooms.quotas.engines.held()))
         watch("warden_pool_live", lambda: readings.live(self._pools.live, self._pools.faults))
-        watch("warden_pool_drift_ratio", lambda: readings.drift(self._pools.live, rooms.quotas.kv_held))
+        watch("warden_pool_drift_ratio", lambda: readings.drift(self._pools.live, rooms.quotas.engines.kv_held))
         watch("warden_upstream_metrics_age_seconds", lambda: self._pools.age)
         watch("warden_running_on_calls", lambda: float(rooms.governor.running_on))
         watch("warden_waiting_calls", lambda: float(len(self._waiting)))

@@ -25,7 +25,7 @@ _FAULT: Final = 200  # characters of one, as it is shown
 
 
 class Pools(Protocol):
-    """``sidecar.quotas.local.LocalQuotas``, as far as this thread needs it."""
+    """``sidecar.quotas.engines.Engines``, as far as this thread needs it."""
 
     def peak(self, engine: str) -> int:
         """Bytes: the most that calls had reserved of its KV cache since this was last asked."""

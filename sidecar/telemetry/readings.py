@@ -26,6 +26,11 @@ def held(tenants: Iterable[str], of: Callable[[str], tuple[int, int]]) -> Readin
     return reading
 
 
+def used(pools: Mapping[tuple[str, str], tuple[int, int]]) -> Reading:
+    """``warden_pool_used_ratio``: of each pool by (engine, quantity), what is held of how much."""
+    return {pool: taken / size for pool, (taken, size) in pools.items()}
+
+
 def live(told: Mapping[str, LivePool], faults: Mapping[str, str]) -> Reading:
     """``warden_pool_live``: of the pools that are to be as their engines tell, whether they are."""
     return {(engine,): float(engine in told) for engine in (*told, *faults)}

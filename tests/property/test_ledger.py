@@ -109,13 +109,13 @@ def test_after_a_crash_everybody_has_what_they_had(
         assert after.in_flight(tenant) == len(still)
         assert after.held(tenant)[0] == sum(each.reserved[1] for each in still)
         own = sum(kept.demand.kv_bytes for kept, _ in held.values() if kept.tenant == tenant)
-        assert after._memory["m"].held.get(tenant, 0) == own if "m" in after._memory else own == 0
+        assert after.engines._memory["m"].held.get(tenant, 0) == own if "m" in after.engines._memory else own == 0
     # A while later Triton has ended them all: nothing stays held.
     for kept, until in held.values():
         assert at.mono_ns < until <= at.mono_ns + PROFILE.stops_ns
         after.release(kept, Instant(WALL + now, until))
     assert all(after.in_flight(tenant) == 0 and after.held(tenant) == (0, 0) for tenant in ("acme", "birch"))
-    assert all(held == 0 for held, _ in after.pools().values())
+    assert all(held == 0 for held, _ in after.engines.held().values())
 
 
 def _holds(call: PastCall, at: Instant) -> bool:

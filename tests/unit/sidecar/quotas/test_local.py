@@ -362,11 +362,11 @@ def test_a_models_pool_is_shared_by_the_plans() -> None:
     assert "greedy" not in denial.detail
     assert "modest" not in denial.detail
     held(ask("modest", modest, 30))
-    assert quotas.pools() == {("chat", "concurrency"): (3, 10), ("chat", "kv_bytes"): (100, 100)}
+    assert quotas.engines.held() == {("chat", "concurrency"): (3, 10), ("chat", "kv_bytes"): (100, 100)}
     assert refused(ask("modest", modest, 101)).retry_after is None
     for call in calls:
         quotas.settle(call, Usage(), at(0))
-    assert quotas.pools() == {("chat", "concurrency"): (1, 10), ("chat", "kv_bytes"): (30, 100)}
+    assert quotas.engines.held() == {("chat", "concurrency"): (1, 10), ("chat", "kv_bytes"): (30, 100)}
 
 
 def test_kv_cache_is_metered_as_it_grows() -> None:
@@ -434,14 +434,14 @@ def test_a_live_pool_is_as_its_engine_tells_and_else_as_the_bundle_states() -> N
         return len(live)
 
     assert room() == 10
-    quotas.tell({"chat": LivePool(60, 0), "other": LivePool(5, 0)})
+    quotas.engines.tell({"chat": LivePool(60, 0), "other": LivePool(5, 0)})
     assert room() == 6
-    quotas.tell({"chat": LivePool(60, 45, 45)})
+    quotas.engines.tell({"chat": LivePool(60, 45, 45)})
     assert room() == 1
-    assert quotas.pools()["chat", "kv_bytes"] == (45, 60)
-    quotas.tell({"chat": LivePool(60, 70, 70)})  # others hold more than all: nothing is let in, and nothing breaks
+    assert quotas.engines.held()["chat", "kv_bytes"] == (45, 60)
+    quotas.engines.tell({"chat": LivePool(60, 70, 70)})  # others hold more than all: nothing is let in or breaks
     assert room() == 0
-    quotas.tell({})
+    quotas.engines.tell({})
     assert room() == 10
 
 
@@ -451,19 +451,19 @@ def test_models_in_front_of_one_engine_share_its_pool() -> None:
         held(quotas.reserve("t", model, Limits(), Demand(kv_bytes=40), at(0), enforce=True, pool=shared))
     denial = refused(quotas.reserve("t", "ensemble", Limits(), Demand(), at(0), enforce=True, pool=shared))
     assert denial.reason is Reason.CONCURRENCY
-    assert quotas.pools() == {("core", "concurrency"): (2, 2), ("core", "kv_bytes"): (80, 100)}
+    assert quotas.engines.held() == {("core", "concurrency"): (2, 2), ("core", "kv_bytes"): (80, 100)}
 
 
 def test_the_most_that_was_reserved_between_two_looks_is_told_once() -> None:
     quotas, shared = LocalQuotas(), PoolSize(kv_bytes=100)
-    assert quotas.peak("chat") == 0
+    assert quotas.engines.peak("chat") == 0
     calls = [
         held(quotas.reserve("t", "chat", Limits(), Demand(kv_bytes=30), at(0), enforce=True, pool=shared))
         for _ in range(2)
     ]
     quotas.settle(calls.pop(), Usage(), at(0))
-    assert (quotas.peak("chat"), quotas.kv_held("chat")) == (60, 30)
-    assert quotas.peak("chat") == 30
+    assert (quotas.engines.peak("chat"), quotas.engines.kv_held("chat")) == (60, 30)
+    assert quotas.engines.peak("chat") == 30
 
 
 def test_a_stream_that_holds_more_than_it_reserved_is_booked_with_what_it_holds() -> None:
@@ -480,14 +480,14 @@ def test_a_stream_that_holds_more_than_it_reserved_is_booked_with_what_it_holds(
     assert quotas.held("t") == (120, 0)
     assert quotas.grow(stream, 16, at(1.0), exact=True) is None
     assert quotas.grow(stream, 15, at(1.0), exact=True) is None
-    assert (quotas.held("t"), quotas.kv_held("m")) == ((160, 0), 160)
+    assert (quotas.held("t"), quotas.engines.kv_held("m")) == ((160, 0), 160)
     assert refused(ask()).reason is Reason.MEMORY_KV
     assert quotas.grow(stream, 45, at(1.0), exact=True) is None  # past its tenant's limit, and the pool's
-    assert (quotas.held("t"), quotas.kv_held("m")) == ((480, 0), 480)
+    assert (quotas.held("t"), quotas.engines.kv_held("m")) == ((480, 0), 480)
     quotas.settle(stream, Usage(input_tokens=45), at(2.0), running=True)
-    assert quotas.kv_held("m") == 480, "until Triton has ended it"
+    assert quotas.engines.kv_held("m") == 480, "until Triton has ended it"
     quotas.release(stream, at(3.0))
-    assert (quotas.held("t"), quotas.kv_held("m")) == ((0, 0), 0)
+    assert (quotas.held("t"), quotas.engines.kv_held("m")) == ((0, 0), 0)
 
 
 def test_of_a_window_no_stream_holds_more_than_it_reserved() -> None:
