@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -34,13 +33,10 @@ from sidecar.telemetry.catalogue import (
     OTHER_TENANT,
     OTHER_VERSION,
     UNKNOWN_METHOD,
-    Action,
-    Direction,
-    Fault,
     Kind,
     Metric,
-    Traffic,
 )
+from sidecar.telemetry.cells import Board, Cell, Labels, TenantSeries, method_cells, version_cells
 from sidecar.telemetry.logs import event
 
 if TYPE_CHECKING:
@@ -50,105 +46,12 @@ __all__ = ["PrometheusInstruments", "Reading", "registry"]
 
 _LOG: Final = logging.getLogger("warden.metrics")
 
-Labels = tuple[str, ...]
 Reading = float | Mapping[Labels, float] | None
 """What a watched value reads: a number, numbers by label values, or None for "not known now"."""
 
-_DURATION: Final = BY_NAME["gen_ai_server_request_duration_seconds"]
 _FIRST_TOKEN: Final = BY_NAME["gen_ai_server_time_to_first_token_seconds"]
 _PER_TOKEN: Final = BY_NAME["gen_ai_server_time_per_output_token_seconds"]
 _SCRAPE_FAILURES: Final = "warden_scrape_failures_total"  # shown last, so that it counts this scrape's failures too
-
-
-class _Cell:
-    """One series of a counter or gauge."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
-
-
-class _Histogram:
-    """One series set of a histogram: a count for each bucket (the last is +Inf), not cumulative until shown."""
-
-    __slots__ = ("bounds", "counts", "exemplars", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.exemplars: list[tuple[str, float, float] | None] = [None] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float, trace_id: str = "", at: float = 0.0) -> None:
-        bucket = bisect_left(self.bounds, value)
-        self.counts[bucket] += 1
-        self.total += value
-        if trace_id:
-            self.exemplars[bucket] = (trace_id, value, at)
-
-
-class _Tenant:
-    """One tenant's series, all made when it is first seen: a counter born with a value hides its first event."""
-
-    __slots__ = ("calls", "duration", "faults", "in_flight", "input", "output", "request", "response", "throttled")
-
-    def __init__(self, tenant: str, board: _Board) -> None:
-        self.calls: dict[tuple[bool, OutcomeKind], _Cell] = {
-            (action is Action.INFER, kind): board.cell("warden_calls_total", tenant, action, kind)
-            for action in Action
-            for kind in OutcomeKind
-            if kind is not OutcomeKind.ABORTED
-        }
-        self.faults: dict[tuple[Fault, OutcomeKind], _Cell] = {
-            (fault, kind): board.cell("warden_faults_total", tenant, fault, kind)
-            for fault in Fault
-            for kind in (OutcomeKind.REFUSED, OutcomeKind.FAILED)
-        }
-        # Nobody has no quota that could refuse.
-        quantities = () if tenant == NO_TENANT else tuple(Quantity)
-        self.throttled = {quantity: board.cell("warden_throttled_total", tenant, quantity) for quantity in quantities}
-        self.input = board.cell("warden_tokens_total", tenant, Direction.INPUT)
-        self.output = board.cell("warden_tokens_total", tenant, Direction.OUTPUT)
-        self.request = board.cell("warden_bytes_total", tenant, Traffic.REQUEST)
-        self.response = board.cell("warden_bytes_total", tenant, Traffic.RESPONSE)
-        self.in_flight = board.cell("warden_in_flight_calls", tenant)
-        self.duration = board.histogram(_DURATION.name, tenant)
-
-
-class _Board:
-    """Every series there is, by metric and label values."""
-
-    def __init__(self) -> None:
-        self.cells: dict[str, dict[Labels, _Cell]] = {metric.name: {} for metric in CATALOGUE}
-        self.histograms: dict[str, dict[Labels, _Histogram]] = {
-            metric.name: {} for metric in CATALOGUE if metric.kind is Kind.HISTOGRAM
-        }
-        for metric in CATALOGUE:
-            if any(label not in metric.values for label in metric.labels):
-                continue  # born with its tenant or method
-            if metric.kind is Kind.HISTOGRAM:
-                self.histogram(metric.name)
-            elif metric.kind is Kind.COUNTER:
-                for labels in itertools.product(*(metric.values[label] for label in metric.labels)):
-                    if labels not in metric.never:
-                        self.cell(metric.name, *labels)
-
-    def cell(self, name: str, *labels: str) -> _Cell:
-        return self.cells[name].setdefault(tuple(str(label) for label in labels), _Cell())
-
-    def histogram(self, name: str, *labels: str) -> _Histogram:
-        return self.histograms[name].setdefault(labels, _Histogram(BY_NAME[name].buckets))
-
-
-def _method_cells(name: str, board: _Board) -> dict[OutcomeKind, _Cell]:
-    kinds = (kind for kind in OutcomeKind if kind is not OutcomeKind.ABORTED)
-    return {kind: board.cell("warden_method_calls_total", name, kind) for kind in kinds}
-
-
-def _version_cells(model_: str, version: str, route: RouteKind, board: _Board) -> dict[OutcomeKind, _Cell]:
-    kinds = (kind for kind in OutcomeKind if kind is not OutcomeKind.ABORTED)
-    return {kind: board.cell("warden_routed_calls_total", model_, version, route, kind) for kind in kinds}
 
 
 class PrometheusInstruments(Collector):
@@ -160,13 +63,13 @@ class PrometheusInstruments(Collector):
 
     def __init__(self, methods: Iterable[Method], *, max_tenants: int = 60) -> None:
         self._lock = threading.Lock()
-        self._board = _Board()
+        self._board = Board()
         self._max_tenants = max_tenants
         self._watched: dict[str, Callable[[], Reading]] = {}
         self._last: dict[str, dict[Labels, float]] = {}
-        self._tenants = {tenant: _Tenant(tenant, self._board) for tenant in (NO_TENANT, OTHER_TENANT)}
-        self._methods = {method.path: _method_cells(method.name, self._board) for method in methods}
-        self._unknown_method = _method_cells(UNKNOWN_METHOD, self._board)
+        self._tenants = {tenant: TenantSeries(tenant, self._board) for tenant in (NO_TENANT, OTHER_TENANT)}
+        self._methods = {method.path: method_cells(method.name, self._board) for method in methods}
+        self._unknown_method = method_cells(UNKNOWN_METHOD, self._board)
         self._refusals = {
             enforced: {
                 reason: self._board.cell("warden_refusals_total", reason, told)
@@ -178,9 +81,9 @@ class PrometheusInstruments(Collector):
         self._would_throttle = {
             quantity: self._board.cell("warden_would_throttle_total", quantity) for quantity in Quantity
         }
-        self._versions: dict[tuple[str, str, RouteKind], dict[OutcomeKind, _Cell]] = {}
+        self._versions: dict[tuple[str, str, RouteKind], dict[OutcomeKind, Cell]] = {}
         self._other_versions = {
-            route: _version_cells(OTHER_VERSION, OTHER_VERSION, route, self._board) for route in RouteKind
+            route: version_cells(OTHER_VERSION, OTHER_VERSION, route, self._board) for route in RouteKind
         }
         self._first_token = self._board.histogram(_FIRST_TOKEN.name)
         self._per_token = self._board.histogram(_PER_TOKEN.name)
@@ -288,22 +191,22 @@ class PrometheusInstruments(Collector):
             raise LookupError(f"{name} is a histogram: observe it")
         self._watched[name] = read
 
-    def _tenant(self, name: str) -> _Tenant:
+    def _tenant(self, name: str) -> TenantSeries:
         found = self._tenants.get(name)
         if found is None:
             if len(self._tenants) - self._fixed >= self._max_tenants:
                 return self._tenants[OTHER_TENANT]
-            found = self._tenants[name] = _Tenant(name, self._board)
+            found = self._tenants[name] = TenantSeries(name, self._board)
         return found
 
-    def _method(self, path: str) -> dict[OutcomeKind, _Cell]:
+    def _method(self, path: str) -> dict[OutcomeKind, Cell]:
         return self._methods.get(path, self._unknown_method)
 
     def _found(self, findings: tuple[model.Finding, ...]) -> None:
         for found in findings:
             self._board.cells["warden_guard_findings_total"][found.on, found.verdict, found.enforced].value += 1
 
-    def _routed(self, admission: Admission, usage: Usage) -> dict[OutcomeKind, _Cell]:
+    def _routed(self, admission: Admission, usage: Usage) -> dict[OutcomeKind, Cell]:
         """The cells of the version that answered; where none did, of the one it was sent to.
 
         One that a client named and nobody has is no version: it must not use up the series.
@@ -316,10 +219,10 @@ class PrometheusInstruments(Collector):
         if found is None:
             if not version or len(self._versions) >= MAX_VERSIONS:
                 return self._other_versions[verdict.route.kind]
-            found = self._versions[key] = _version_cells(*key, self._board)
+            found = self._versions[key] = version_cells(*key, self._board)
         return found
 
-    def _timed(self, tenant: _Tenant, admission: Admission, usage: Usage) -> None:
+    def _timed(self, tenant: TenantSeries, admission: Admission, usage: Usage) -> None:
         call = admission.call
         trace = call.trace
         seconds = usage.duration_ns / 1e9

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
@@ -13,24 +12,21 @@ from weakref import WeakKeyDictionary
 from sidecar.core.model import Denial, MalformedRequest
 from sidecar.core.reasons import Reason
 from sidecar.transports import health, render, unary, xfcc
+from sidecar.transports.asgi_exchange import Body, Receive, Reply, Send
 from sidecar.transports.budget import Held
-from sidecar.transports.context import EXPIRED, FIRST_WORD, Bounds, RpcContext, Services, governed, read
+from sidecar.transports.context import EXPIRED, FIRST_WORD, RpcContext, Services, governed, read
 from sidecar.transports.departures import Departures
-from sidecar.transports.exchange import BLOCKED, CRASHED, NO_BUFFER
-from sidecar.transports.grpc_frames import ENCODINGS, FrameReader, UnsupportedEncoding, encode_message
+from sidecar.transports.exchange import CRASHED, NO_BUFFER
+from sidecar.transports.grpc_frames import FrameReader, UnsupportedEncoding
 from sidecar.transports.live import LiveRpc, LiveRpcs
-from sidecar.transports.outbox import ClientGone, pieces
+from sidecar.transports.outbox import ClientGone
 from sidecar.transports.promptly import within
 from sidecar.transports.relay import StreamRelay
 from sidecar.transports.upstream import Upstream
 from sidecar.triton import methods
 
 Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-_HEADERS: Final = [(b"content-type", b"application/grpc"), (b"grpc-accept-encoding", ",".join(ENCODINGS).encode())]
-_OK_TRAILERS: Final = [(b"grpc-status", b"0")]
 _NOT_GRPC: Final = Denial(Reason.METHOD_UNKNOWN, "this port speaks gRPC (content-type application/grpc)")
 _NOT_HTTP2: Final = Denial(Reason.METHOD_UNKNOWN, "gRPC is spoken over HTTP/2 here, whose trailers end each answer")
 
@@ -63,7 +59,7 @@ class AsgiWire:
         method = methods.lookup(_path(scope))
         listener = self._listeners.get(scope["server"][1], "") if self._listeners else ""
         context = read(self._services, method, pairs, _peer(scope), certificate=certificate, listener=listener)
-        reply = _Reply(send, context.id, self._services)
+        reply = Reply(send, context.id, self._services)
         try:
             if not _is_grpc(scope):
                 await reply.problem(_NOT_GRPC)
@@ -79,14 +75,14 @@ class AsgiWire:
             with suppress(ClientGone):
                 await reply.finish(render.status(CRASHED, context.id))
 
-    async def _serve(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
+    async def _serve(self, context: RpcContext, receive: Receive, reply: Reply) -> None:
         if not governed(context.method):
             await self._answer(context, receive, reply)
             return
         status = unary.refuse(self._services, context)
         if status is None:
             with unary.hold(self._services, context) as held:
-                body = _Body(receive, held, self._services.bounds, context.encoding)
+                body = Body(receive, held, self._services.bounds, context.encoding)
                 serve = self._stream if context.method.streaming else self._unary
                 with self._departures_here().watch(body.client_gone):
                     status = await serve(context, body, reply, held)
@@ -98,7 +94,7 @@ class AsgiWire:
         """One for each listener's loop."""
         return self._departures.setdefault(asyncio.get_running_loop(), Departures())
 
-    async def _answer(self, context: RpcContext, receive: Receive, reply: _Reply) -> None:
+    async def _answer(self, context: RpcContext, receive: Receive, reply: Reply) -> None:
         if context.method.streaming:
             with self._watches.one() as live:
                 denial = health.TOO_MANY if live is None else await self._watch(context, receive, reply, live)
@@ -129,7 +125,7 @@ class AsgiWire:
         except UnsupportedEncoding as fault:
             return unary.undecodable(str(fault))
 
-    async def _watch(self, context: RpcContext, receive: Receive, reply: _Reply, live: LiveRpc) -> Denial:
+    async def _watch(self, context: RpcContext, receive: Receive, reply: Reply, live: LiveRpc) -> Denial:
         """How the Watch ended. Its client's departure is looked for all the while: nothing else may ever be sent."""
 
         async def gone() -> bool:
@@ -151,7 +147,7 @@ class AsgiWire:
 
     # --- governed --------------------------------------------------------------------------------------------------
 
-    async def _unary(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
+    async def _unary(self, context: RpcContext, body: Body, reply: Reply, held: Held) -> render.Status:
         with self._live.track(context.credential) as live:
             try:
                 message = await self._only_message(context, body)
@@ -167,7 +163,7 @@ class AsgiWire:
             else:
                 return answer.status
 
-    async def _only_message(self, context: RpcContext, body: _Body) -> bytes | render.Status:
+    async def _only_message(self, context: RpcContext, body: Body) -> bytes | render.Status:
         """A unary RPC's one message; a status where there is none, or more, or it can't be read in time."""
         try:
             found = await within(context.remaining(self._services.now()), body.first(2))
@@ -183,7 +179,7 @@ class AsgiWire:
             return found[0]
         return unary.reject(self._services, context, unary.miscounted(len(found)))
 
-    async def _stream(self, context: RpcContext, body: _Body, reply: _Reply, held: Held) -> render.Status:
+    async def _stream(self, context: RpcContext, body: Body, reply: Reply, held: Held) -> render.Status:
         relay = StreamRelay(self._services, context, self._upstream, reply.data, held, framed=True)
         with self._live.track(context.credential, relay.end_with, relay.idle) as live:
             await reply.start()
@@ -225,163 +221,6 @@ async def _only(receive: Receive, encoding: str) -> bytes:
     if len(found) != 1:
         raise MalformedRequest(unary.miscounted(len(found)).detail)
     return found[0]
-
-
-class _Body:
-    """The request's messages as they arrive. What is held of them counts against the budget."""
-
-    def __init__(self, receive: Receive, held: Held, bounds: Bounds, encoding: str) -> None:
-        self._receive = receive
-        self._held = held
-        self._blocked = bounds.blocked_write
-        self._frames = FrameReader(bounds.message_bytes, encoding)
-        self._whole = False
-
-    async def client_gone(self) -> bool:
-        """Whether the client has left, asked once its request is whole: until then ``messages`` finds out by itself.
-
-        From then on pyvoy answers at once, with an empty request while the client is there (facts/envoy.md).
-        """
-        return self._whole and (await self._receive())["type"] == "http.disconnect"
-
-    async def first(self, most: int) -> list[bytes]:
-        """The first messages, ``most`` of them or until their end; raises as ``messages`` does."""
-        return [message async for message in self.messages(most)]
-
-    async def messages(self, most: int | None = None) -> AsyncIterator[bytes]:
-        """Each message is taken from the budget; who is given it gives it back.
-
-        Raises ``ClientGone``, ``MalformedRequest``, ``UnsupportedEncoding``, ``BufferError`` (the budget is spent).
-        """
-        count = 0
-        while True:
-            event = await self._event()
-            if event["type"] == "http.disconnect":
-                raise ClientGone
-            data = event.get("body", b"")
-            self._take(len(data))
-            for flag, sent in self._frames.frames(data):
-                on_wire = self._frames.wire_bytes
-                message = sent if flag == 0 else await self._inflated(flag, sent)
-                self._held.give(on_wire if flag else on_wire - len(sent))
-                yield message
-                count += 1
-                if count == most:
-                    return
-            if not event.get("more_body", False):
-                self._whole = True
-                self._frames.end()
-                return
-
-    def _take(self, size: int) -> None:
-        if not self._held.take(size):
-            raise BufferError
-
-    async def _event(self) -> dict[str, Any]:
-        """The next one. Half a message that does not go on would be held until the deadline."""
-        if not self._frames.buffered:
-            return await self._receive()
-        try:
-            return await within(self._blocked, self._received())
-        except TimeoutError as fault:
-            raise MalformedRequest(
-                f"no more of a message came for {self._blocked:g} s", Reason.MEMORY_TENSOR
-            ) from fault
-
-    async def _received(self) -> dict[str, Any]:
-        return await self._receive()
-
-    async def _inflated(self, flag: int, message: bytes) -> bytes:
-        """Others have their turn between two pieces, each of which is taken from the budget first."""
-        whole = io.BytesIO()  # its value is not copied
-        for piece in self._frames.inflate(flag, message):
-            self._take(len(piece))
-            if whole.tell():
-                await asyncio.sleep(0)
-            whole.write(piece)
-        return whole.getvalue()
-
-
-class _Reply:
-    """One response: headers once, data, trailers once; a blocked client is given ``blocked_write`` seconds."""
-
-    def __init__(self, send: Send, call_id: str, services: Services) -> None:
-        self._send = send
-        self._call_id = call_id
-        self._blocked_write = services.bounds.blocked_write
-        self._cut_off = services.cut_off
-        self._started = False
-        self._finished = False
-
-    async def _event(self, event: dict[str, Any]) -> None:
-        try:
-            await self._send(event)
-        except OSError as fault:  # pyvoy's ClientDisconnectedError is one
-            raise ClientGone from fault
-
-    async def start(self) -> None:
-        self._started = True
-        headers = [*_HEADERS, (b"x-warden-call-id", self._call_id.encode())]
-        await self._event({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
-
-    async def data(self, data: bytes) -> None:
-        await self._event({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def message(self, message: bytes) -> None:
-        """One message; raises ``ClientGone`` too where the client takes nothing for too long."""
-        if not self._started:
-            await self.start()
-        for piece in pieces(message):
-            try:
-                await within(self._blocked_write, self.data(piece))
-            except TimeoutError as fault:  # a stream's client is cut off, and counted, by its relay
-                self._cut_off(str(BLOCKED.reason))
-                raise ClientGone from fault
-
-    async def _bounded(self, write: Coroutine[Any, Any, None]) -> None:
-        try:
-            await within(self._blocked_write, write)
-        except TimeoutError as fault:
-            raise ClientGone from fault
-
-    async def finish(self, status: render.Status) -> None:
-        """End the RPC: trailers, after headers where nothing was sent yet.
-
-        Not gRPC's trailers-only answer: clients would find the call id among the trailing metadata then, and among the
-        initial metadata otherwise.
-        """
-        if not self._finished:
-            self._finished = True
-            await self._bounded(self._end(status))
-
-    async def _end(self, status: render.Status) -> None:
-        if not self._started:
-            await self.start()
-        await self._event({"type": "http.response.body", "body": b"", "more_body": False})
-        await self._event(
-            {"type": "http.response.trailers", "headers": _status_headers(status), "more_trailers": False}
-        )
-
-    async def problem(self, denial: Denial) -> None:
-        """The whole answer to what speaks plain HTTP."""
-        self._started = self._finished = True
-        status, headers, body = render.problem(denial, self._call_id)
-        await self._event({"type": "http.response.start", "status": status, "headers": headers})
-        await self._bounded(self._event({"type": "http.response.body", "body": body}))
-
-
-def _status_headers(status: render.Status) -> list[tuple[bytes, bytes]]:
-    if status.code == 0:
-        return _OK_TRAILERS if status.limits is None else [*_OK_TRAILERS, *render.rate_headers(status.limits)]
-    fields = [
-        (b"grpc-status", str(int(status.code)).encode()),
-        (b"grpc-message", encode_message(status.message).encode()),
-    ]
-    if status.details:
-        fields.append((b"grpc-status-details-bin", render.details_header(status.details)))
-    if status.regions is not None:
-        fields.append((render.REGIONS_HEADER.encode(), status.regions.encode()))
-    return fields + render.rate_headers(status.limits)
 
 
 def _path(scope: Scope) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final
 
-from sidecar.core.model import Denial, Forward, MalformedRequest, ResponseFacts, replace
+from sidecar.core.model import Denial, Forward, MalformedRequest, ResponseFacts
 from sidecar.core.reasons import REASONS, Code, Reason
-from sidecar.transports import render, unary
+from sidecar.transports import kinds, render, unary
 from sidecar.transports.budget import Held
 from sidecar.transports.context import CANCELLED, EXPIRED, RpcContext, Services
 from sidecar.transports.exchange import BEHIND, BLOCKED, CRASHED, NO_BUFFER, Exchange, UpstreamEnd
@@ -21,7 +21,7 @@ from sidecar.transports.outbox import ClientGone, Outbox, Send
 from sidecar.transports.promptly import ended
 from sidecar.transports.sequences import Seat, Sequences
 from sidecar.transports.upstream import Upstream, UpstreamCall, durable, upstream_metadata
-from sidecar.triton.peek import EMPTY_FINAL_SUFFIX, peek_model
+from sidecar.triton.peek import EMPTY_FINAL_SUFFIX
 
 _TURN: Final = 16  # responses of one call read before the others get their turn
 _OTHERS_ERROR: Final = Denial(
@@ -171,7 +171,8 @@ class StreamRelay:
         exchange = Exchange(services, self._context.streamed(n, message, services.now(), services.ids.span()))
         opened = exchange.tried()
         if opened is None and not exchange.sequence:  # the others of the stream go on; its place in line is kept
-            self._start(exchange, self._queued(exchange, None if self._decoupled(exchange) else self._outbox.join()))
+            orderless = kinds.keeps_no_order(services.models, exchange.call.message)
+            self._start(exchange, self._queued(exchange, None if orderless else self._outbox.join()))
             return None
         if opened is None:
             try:
@@ -185,7 +186,7 @@ class StreamRelay:
                 self._ending = opened
                 return render.status(opened, exchange.call.id)
             return self._refuse(exchange, opened)
-        opened = self._known(exchange, opened)
+        opened = kinds.told(self._services.models, exchange, opened)
         # Both in the order of arrival, before anything is waited for.
         place = self._outbox.join() if opened.ordered else None
         seat = self._sequences.join(opened) if opened.sequence is not None else None
@@ -197,11 +198,6 @@ class StreamRelay:
         task = asyncio.create_task(life, name=exchange.call.id)
         self._calls[task] = exchange
         task.add_done_callback(self._over)
-
-    def _decoupled(self, exchange: Exchange) -> bool:
-        """Whether the model asked for is known to keep no order, so that nobody need wait for its answer."""
-        known = self._services.models.known(peek_model(exchange.call.message))
-        return known is not None and known.decoupled
 
     async def _queued(self, exchange: Exchange, place: Place | None) -> None:
         """A message that waits for room beside the stream's others; what follows its place waits for its answer."""
@@ -216,7 +212,7 @@ class StreamRelay:
             self._release(exchange)
             self._turned_away(exchange, opened, place or self._outbox.join())
             return
-        opened = self._known(exchange, opened)
+        opened = kinds.told(self._services.models, exchange, opened)
         if opened.ordered:
             place = place or self._outbox.join()
         elif place is not None:
@@ -246,16 +242,6 @@ class StreamRelay:
             self._services, exchange, exchange.holdback, self._held,
             put=lambda message: self._outbox_put(message, place), cut=cut,
         )  # fmt: skip
-
-    def _known(self, exchange: Exchange, forward: Forward) -> Forward:
-        """With the kind of the model that answers, as Triton told it, where the reader has not said so already."""
-        assert exchange.recorded is not None
-        model = self._services.models.known(exchange.recorded.admission.verdict.profile.name)
-        if forward.ordered or forward.decoupled:
-            return forward
-        if model is None:  # what Triton doesn't have it says in turn too
-            return replace(forward, ordered=self._services.models.current.complete)
-        return replace(forward, ordered=not model.decoupled, decoupled=model.decoupled)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         exchange = self._calls.pop(task)
