@@ -37,6 +37,7 @@ from sidecar.core.model import (
 from sidecar.core.ports import everything
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.recorded import Output, Recorded
+from sidecar.core.running_on import RunningOn, runs_on_ns
 from sidecar.core.scope import outside
 
 if TYPE_CHECKING:
@@ -85,15 +86,6 @@ class Ports:
     instruments: Instruments
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """What a call holds after its end here (``since_ns``), until Triton has ended it for certain (``until_ns``)."""
-
-    reservation: Reservation
-    since_ns: int
-    until_ns: int
-
-
 class Governor:
     """Admits, records and settles calls. Synchronous; safe from several threads (one short lock, never across I/O)."""
 
@@ -102,7 +94,7 @@ class Governor:
         self._mode = mode
         self._lock = threading.Lock()
         self._live: dict[str, Recorded] = {}
-        self._running: dict[str, _Running] = {}  # by call: what Triton may be working on still
+        self._running = RunningOn()
         self._owed = Owed()
         self._draining = False
         self.on_room: Callable[[], None] = _nobody_waits  # called whenever a call has given something back
@@ -349,7 +341,7 @@ class Governor:
         """
         with self._lock:
             behind = [recorded for recorded in self._live.values() if recorded.lag(at)]
-            over = [call_id for call_id, each in self._running.items() if each.until_ns <= at.mono_ns]
+            over = self._running.over(at)
         for call_id in over:
             self.release(call_id, at)
         for recorded in behind:
@@ -396,9 +388,8 @@ class Governor:
                 held = self._ports.quotas.settle(reservation, usage, at, running=running)
                 usage = replace(usage, kv_byte_ms=held) if held else usage
                 if running:
-                    recorded.holds_ns = _runs_on_ns(recorded, at)
-                    until_ns = at.mono_ns + recorded.holds_ns
-                    self._running[recorded.admission.call.id] = _Running(reservation, at.mono_ns, until_ns)
+                    recorded.holds_ns = runs_on_ns(recorded, at)
+                    self._running.keep(recorded.admission.call.id, reservation, at, at.mono_ns + recorded.holds_ns)
             if not running:
                 self.on_room()
             if recorded.lost is not None and outcome.kind is OutcomeKind.COMPLETED and self._mode is Mode.ENFORCE:
@@ -427,16 +418,16 @@ class Governor:
     def release(self, call_id: str, at: Instant) -> None:
         """Triton has ended a call that was settled while it ran on. Harmless for any other, and twice."""
         with self._lock:
-            found = self._running.pop(call_id, None)
-            if found is None:
+            reservation = self._running.let_go(call_id)
+            if reservation is None:
                 return
-            self._ports.quotas.release(found.reservation, at)
+            self._ports.quotas.release(reservation, at)
         self.on_room()
 
     def hold(self, call_id: str, reservation: Reservation, at: Instant, until_ns: int) -> None:
         """A call of before a crash, settled ``running``, that Triton may be working on until ``until_ns`` (mono)."""
         with self._lock:
-            self._running[call_id] = _Running(reservation, at.mono_ns, until_ns)
+            self._running.keep(call_id, reservation, at, until_ns)
 
     def idle_at_triton(self, model: str, seen_ns: int, at: Instant) -> int:
         """At ``seen_ns`` (mono) Triton was working on nothing of ``model``: what had ended here before is over.
@@ -444,11 +435,7 @@ class Governor:
         How many calls that were.
         """
         with self._lock:
-            over = [
-                call_id
-                for call_id, each in self._running.items()
-                if each.reservation.model == model and each.since_ns < seen_ns
-            ]
+            over = self._running.ended_before(model, seen_ns)
         for call_id in over:
             self.release(call_id, at)
         return len(over)
@@ -462,13 +449,6 @@ class Governor:
         """Without its admission in the journal a call isn't open there, and its end has nothing to be joined to."""
         if ending.recorded.in_journal:
             self._owed.keep(ending)
-
-
-def _runs_on_ns(recorded: Recorded, at: Instant) -> int:
-    """How long after its cancel a call may hold what it held: by its model's profile and its own pace."""
-    profile = recorded.admission.verdict.profile
-    paced = recorded.remaining_ns(at) if profile.runs_on else None
-    return profile.stops_ns if paced is None else min(profile.stops_ns, paced + paced // 4)
 
 
 def _nobody_waits() -> None:
