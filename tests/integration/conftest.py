@@ -7,9 +7,10 @@ from _pytest.runner import runtestprotocol
 
 from tests.support.openbao import openbao
 from tests.support.postgres import dsn, postgres
+from tests.support.s3 import s3
 from tests.support.stack import SESSION, otlp, triton
 
-__all__ = ["dsn", "openbao", "otlp", "postgres", "triton"]
+__all__ = ["dsn", "openbao", "otlp", "postgres", "s3", "triton"]
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
