@@ -53,9 +53,9 @@ def test_killed_in_the_middle_of_2000_calls(own: Launch) -> None:
     eventually(lambda: load.done >= CALLS // 2, what="half of the calls", within_s=300)
     process = sidecar.stack.process
     assert process is not None
+    killed = time.monotonic()
     process.kill()
     process.wait()
-    killed = time.monotonic()
     sidecar.stack.start_warden()
     print(f"\n{sidecar.wire}: killed after {load.done} calls, ready again after {time.monotonic() - killed:.1f} s")
     worker.join()
@@ -66,7 +66,7 @@ def test_killed_in_the_middle_of_2000_calls(own: Launch) -> None:
     ids = [record["call_id"] for record in records]
     assert len(set(ids)) == len(ids)
     assert {call.call_id for call in load.seen if call.answered} <= set(ids)
-    outcomes = judge(load.seen, revealed(sidecar, load.seen))
+    outcomes = judge(load.seen, revealed(sidecar, load.seen), killed=[killed]).outcomes
     assert outcomes["aborted"] >= 1
     assert outcomes["refused"] > CALLS // 3
     print(f"records: {len(ids)}, of calls whose client was answered: {sum(call.answered for call in load.seen)}")

@@ -35,7 +35,8 @@ from sidecar.runtime.lifecycle import Sidecar as Served
 from sidecar.runtime.serve import _serve_grpc
 from sidecar.runtime.settings import load
 from sidecar.transports import grpc_aio  # noqa: F401
-from tests.support.load import KINDS, Seen, _stream, _unary, judge
+from tests.support.load import KINDS, LAG_S, Seen, _stream, _unary, judge
+from tests.support.postgres import query
 from tests.support.sidecar import Bare, Sidecar, echo, slow
 from tests.support.stack import Triton
 from tests.support.store import ship_for_real
@@ -43,8 +44,12 @@ from tests.support.store import ship_for_real
 VICTIMS: Final = (("serve",), ("ship",), ("postgres",), ("serve", "ship"), ("ship", "postgres"), ("serve", "postgres"))
 WORD_MS: Final = 10
 PAGE: Final = 1000  # records revealed at once
+TWICE: Final = "SELECT call_id FROM warden.audit_calls GROUP BY call_id HAVING count(*) > 1"
+TOLD: Final = 4000  # characters of what did not hold
 LONGEST_S: Final = 0.6  # after everything runs, the latest moment of a kill
-READY_S: Final = 60.0
+READY_S: Final = 120.0  # on a machine that others use too
+HANG_S: Final = 15.0  # of a call under way, before it is asked whether Triton hangs
+NEVER_S: Final = 75.0  # of a call under way: its own deadline is 60 s
 THINK_S: Final = 0.02  # between two calls of one client
 
 
@@ -126,6 +131,7 @@ class Clients:
         self._headers["one-a-minute"] = {"authorization": f"Bearer {sidecar.token('one-a-minute', lifetime=3500)}"}
         self._lock, self._stop, self._pause = threading.Lock(), threading.Event(), threading.Event()
         self._seen: list[Seen] = []
+        self._under_way: dict[int, float] = {}  # by thread: since when (monotonic seconds)
         self._idle = 0
         self._threads = [
             threading.Thread(target=self._work, args=(random.Random(seed + n),), daemon=True) for n in range(threads)
@@ -142,14 +148,20 @@ class Clients:
             thread.join(90)
             assert not thread.is_alive(), "a client hangs"
 
-    def pause(self) -> list[Seen]:
-        """Wait until no call is under way; what was seen since the last time."""
+    @property
+    def longest(self) -> float:
+        """Seconds that the longest call under way has taken so far."""
+        return time.monotonic() - min([*self._under_way.values()], default=time.monotonic())
+
+    def pause(self, tend: Callable[[], None]) -> list[Seen]:
+        """Wait until no call is under way, meanwhile calling ``tend``; what was seen since the last time."""
         self._pause.set()
-        until = time.monotonic() + 90
+        until = time.monotonic() + NEVER_S + READY_S
         while self._idle < len(self._threads):
             assert not self.faults, self.faults
             assert time.monotonic() < until, "calls don't end"
             self._stop.wait(0.02)
+            tend()
         with self._lock:
             seen, self._seen = self._seen, []
         return seen
@@ -164,7 +176,9 @@ class Clients:
                     if self._pause.is_set():
                         self._wait()
                         continue
+                    self._under_way[threading.get_ident()] = time.monotonic()
                     seen = self._one(bare, chance.choice(KINDS), chance)
+                    del self._under_way[threading.get_ident()]
                     with self._lock:
                         self._seen.append(seen)
                     if not seen.answered and seen.code == "UNAVAILABLE":
@@ -202,23 +216,31 @@ class Clients:
 
 @dataclass
 class Tally:
-    """What a run did and found."""
+    """What a run did and found, kept after each block, so that one that was broken off goes on."""
 
     cycles: int = 0
-    kills: Counter[str] = field(default_factory=Counter)
+    kills: Counter[str] = field(default_factory=Counter)  # of each process
+    together: Counter[str] = field(default_factory=Counter)  # cycles by who was killed in them
     calls: int = 0
     answered: int = 0
+    unknown: int = 0  # records of calls whose clients were told no id before the crash
     outcomes: Counter[str] = field(default_factory=Counter)
+    crashed: int = 0  # calls that a crash took words of
+    behind_s: float = 0.0  # the longest that one of those had been read for
+    late: int = 0  # of them for longer than the 100 ms, on a busy machine
     triton_died: int = 0
+    verified: int = 0  # records, when it was last looked
     slowest_s: float = 0.0  # cycle
     seconds: float = 0.0
+    failed: list[str] = field(default_factory=list)  # what did not hold
 
     def told(self) -> str:
-        return json.dumps({
-            "cycles": self.cycles, "kills": dict(self.kills), "calls": self.calls, "answered": self.answered,
-            "outcomes": dict(self.outcomes), "seconds": round(self.seconds, 1),
-            "slowest_cycle_s": round(self.slowest_s, 1), "triton_died": self.triton_died,
-        })  # fmt: skip
+        return json.dumps(vars(self))
+
+    @staticmethod
+    def of(told: str) -> Tally:
+        known = json.loads(told)
+        return Tally(**{name: Counter(each) if isinstance(each, dict) else each for name, each in known.items()})
 
 
 class Crashes:
@@ -233,17 +255,25 @@ class Crashes:
         *,
         seed: int,
         threads: int = 6,
+        tally: Tally | None = None,
     ) -> None:
         self._sidecar, self._postgres, self._triton = sidecar, postgres, triton
         self._chance = random.Random(seed)
         self._children = Children(sidecar.stack.config, directory)
         self._clients = Clients(sidecar, threads, seed)
-        self._ids: set[str] = set()  # of the calls answered in the last block: a record may not come twice later
-        self.tally = Tally()
+        self._killed: list[float] = []  # when the sidecar was, in this block
+        self._triton_failed = False  # in this block
+        self.tally = tally or Tally()
 
-    def run(self, cycles: int, *, block: int, progress: Callable[[str], None]) -> Tally:
-        """``cycles`` kills; after each ``block`` of them the clients pause and the records are compared."""
-        began = time.monotonic()
+    def run(
+        self, cycles: int, *, block: int, progress: Callable[[str], None], verify: Callable[[], int] | None = None
+    ) -> Tally:
+        """``cycles`` kills; after each ``block`` of them the clients pause and the records are compared.
+
+        A block of which something doesn't hold is told in the tally's ``failed``, and the run goes on. ``verify`` gives
+        how many records it verified, every fourth block.
+        """
+        before, began = self.tally.seconds, time.monotonic()
         self._children.start("serve")
         self._children.start("ship")
         self._ready()
@@ -252,10 +282,18 @@ class Crashes:
         try:
             for number in range(1, cycles + 1):
                 self._cycle()
-                if number % block == 0 or number == cycles:
-                    since = self._compare(since)
-                    self.tally.seconds = time.monotonic() - began
-                    progress(self.tally.told())
+                if number % block and number != cycles:
+                    continue
+                try:
+                    self._compare(since)
+                    if verify is not None and (number // block % 4 == 0 or number == cycles):
+                        self.tally.verified = verify()
+                except AssertionError as fault:
+                    self.tally.failed.append(f"at cycle {self.tally.cycles}: {fault}"[:TOLD])
+                since = datetime.now(UTC)
+                self._clients.resume()
+                self.tally.seconds = before + time.monotonic() - began
+                progress(self.tally.told())
         finally:
             self._clients.stop()
             self._children.kill_all()
@@ -265,13 +303,15 @@ class Crashes:
         began = time.monotonic()
         victims = self._chance.choice(VICTIMS)
         threading.Event().wait(self._chance.uniform(0.0, LONGEST_S))
-        self._revive()
+        self._tend()
         assert not self._children.died(), self._children.died()
         assert not self._clients.faults, self._clients.faults
         for name in victims:
             if name == "postgres":
                 self._postgres.kill()
             else:
+                if name == "serve":
+                    self._killed.append(time.monotonic())
                 self._children.kill(name)
             self.tally.kills[name] += 1
         for name in victims:
@@ -282,6 +322,7 @@ class Crashes:
         if "serve" in victims:
             self._ready()
         self.tally.cycles += 1
+        self.tally.together[" and ".join(victims)] += 1
         self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - began)
 
     def _start_postgres(self) -> None:
@@ -296,36 +337,46 @@ class Crashes:
             else:
                 return
 
-    def _revive(self) -> None:
-        """Triton 2.51 aborts now and then when many calls are cancelled (fixed in 25.06): not what this is of."""
-        if not self._triton.alive:
+    def _tend(self) -> None:
+        """Triton 2.51 aborts or hangs now and then when cancels race a stream's end (fixed in 25.06): not of this."""
+        longest = self._clients.longest
+        if not self._triton.alive or (longest > HANG_S and not self._triton.well):
             self.tally.triton_died += 1
+            self._triton_failed = True
             self._triton.revive()
+        assert longest < NEVER_S, f"a call hangs for {longest:.0f} s, and Triton doesn't"
 
     def _ready(self) -> None:
-        self._revive()
         until = time.monotonic() + READY_S
         while not self._sidecar.stack.is_ready():
-            self._revive()
+            self._tend()
             assert time.monotonic() < until, self._sidecar.stack.readyz()
             assert not self._children.died(), self._children.died()
             threading.Event().wait(0.02)
 
-    def _compare(self, since: datetime) -> datetime:
-        seen = self._clients.pause()
+    def _compare(self, since: datetime) -> None:
+        """What the clients of this block saw, with its records; nothing may be missing, doubled or made up."""
+        tally, seen = self.tally, self._clients.pause(self._tend)
+        killed, self._killed = self._killed, []
+        self._tend()
+        upstream_failed, self._triton_failed = self._triton_failed, False
         self._ready()
         self._sidecar.settles()
         self._shipped({call.call_id for call in seen if call.answered}, since)
-        records = self._records(since)
-        twice = [n for n, count in Counter(record["call_id"] for record in records).items() if count > 1]
+        tally.calls += len(seen)
+        tally.answered += sum(call.answered for call in seen)
+        twice = query(self._sidecar.parts.postgres_dsn, TWICE)
         assert not twice, f"more than one record of {twice[:5]}"
-        for outcome, count in judge(seen, records, progress=lambda _: None).items():
-            self.tally.outcomes[outcome] += count
-        self.tally.calls += len(seen)
-        self.tally.answered += sum(call.answered for call in seen)
-        after = datetime.now(UTC)
-        self._clients.resume()
-        return after
+        records = self._records(since)
+        told = {call.call_id for call in seen if call.call_id}
+        unknown = [record["call_id"] for record in records if record["call_id"] not in told]
+        assert len(unknown) <= sum(not call.call_id for call in seen), f"records of calls that nobody made: {unknown}"
+        verdict = judge(seen, records, killed=killed, upstream_failed=upstream_failed, progress=lambda _: None)
+        tally.outcomes.update(verdict.outcomes)
+        tally.unknown += len(unknown)
+        tally.crashed += len(verdict.behind)
+        tally.behind_s = max([tally.behind_s, *verdict.behind])
+        tally.late += sum(each > LAG_S for each in verdict.behind)
 
     def _shipped(self, answered: set[str], since: datetime) -> None:
         until = time.monotonic() + READY_S

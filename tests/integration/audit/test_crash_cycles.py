@@ -34,6 +34,7 @@ def test_answered_calls_are_recorded_once_and_the_rest_aborted(otlp: OtlpReceive
                 tally = Crashes(sidecar, postgres, triton, directory, seed=4).run(CYCLES, block=CYCLES, progress=print)
             finally:
                 sidecar.close()
+            assert tally.failed == []
             assert set(tally.kills) == {"serve", "ship", "postgres"}
             assert tally.outcomes["aborted"] >= 1
             assert tally.answered > 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -22,6 +23,7 @@ def test_every_answered_call_is_recorded_once(own: Launch) -> None:
     eventually(lambda: load.done >= CALLS // 3, what="a third of the calls", within_s=60)
     process = sidecar.stack.process
     assert process is not None
+    killed = time.monotonic()
     process.kill()
     process.wait()
     sidecar.stack.start_warden()
@@ -35,7 +37,7 @@ def test_every_answered_call_is_recorded_once(own: Launch) -> None:
 
     eventually(shipped, what="every answered call in the database", within_s=30)
     eventually(lambda: sidecar.metric("warden_ship_lag_records") == 0, what="nothing left to ship", within_s=30)
-    outcomes = judge(load.seen, sidecar.search(limit=1000))
+    outcomes = judge(load.seen, sidecar.search(limit=1000), killed=[killed]).outcomes
     assert outcomes["completed"] > CALLS // 6
     assert outcomes["refused"] > CALLS // 4
     assert outcomes["cancelled"] > CALLS // 20
