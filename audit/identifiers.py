@@ -9,7 +9,6 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import pairwise
 from typing import Final, NamedTuple
 
 import phonenumbers
@@ -19,7 +18,7 @@ from stdnum import luhn
 
 from audit.national import national_ids
 
-__all__ = ["CLASSES", "Span", "certain", "find", "hides", "plain", "seen"]
+__all__ = ["CLASSES", "Span", "certain", "find", "hides", "plain", "seen", "veils"]
 
 
 class Span(NamedTuple):
@@ -73,6 +72,11 @@ def hides(data: bytes) -> bool:
     return not data.isascii() and _HIDES.search(data) is not None
 
 
+def veils(text: str) -> bool:
+    """``hides``, of a short text."""
+    return _UNSEEN.search(text) is not None
+
+
 def seen(data: bytes) -> bytes:
     """UTF-8 without what nobody sees."""
     if not hides(data):
@@ -104,13 +108,14 @@ class _Seen:
 
 # --- the classes --------------------------------------------------------------------------------------------------
 
+_BEHIND: Final = {"email": 0, "iban": 1, "card": 1, "national_id": 2, "ip": 2}  # characters that can unmake one
 _LOCAL: Final = re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]{1,64}\Z")
 _DOMAIN: Final = re.compile(r"(?:[^\W_](?:[\w-]{0,61}[^\W_])?\.){1,8}[^\W\d_]{2,24}")
 _NEAR: Final = 64  # characters of a local part (RFC 5321 §4.5.3.1.1)
 
 
-def _emails(text: str) -> Iterator[tuple[int, int]]:
-    at = text.find("@")
+def _emails(text: str, begin: int, _new: int) -> Iterator[tuple[int, int]]:
+    at = text.find("@", begin)
     while at >= 0:
         local = _LOCAL.search(text, max(0, at - _NEAR), at)
         domain = _DOMAIN.match(text, at + 1)
@@ -132,8 +137,8 @@ def _iban_length(country: str) -> int:
     return 4 + sum(map(int, _PARTS.findall(known["bban"]))) if known else 0
 
 
-def _ibans(text: str) -> Iterator[tuple[int, int]]:
-    for head in _IBAN.finditer(text):
+def _ibans(text: str, begin: int, _new: int) -> Iterator[tuple[int, int]]:
+    for head in _IBAN.finditer(text, begin):
         wanted, number, pos = _iban_length(head.group()[:2].upper()), head.group(), head.end()
         while len(number) < wanted and pos < len(text):
             if text[pos] in " .-" and pos + 1 < len(text) and text[pos + 1].isalnum():
@@ -165,26 +170,35 @@ def _is_card(number: str) -> bool:
     return issued and luhn.is_valid(number) and len(set(number)) > 1
 
 
-def _cards(text: str) -> Iterator[tuple[int, int]]:
-    groups = list(_GROUPS.finditer(text))
+_CARDLIKE: Final = re.compile(r"\d+(?:[ -]\d+)*")  # groups of digits of which some may be one number
+_CARD_DIGITS: Final = 12  # of the shortest number
+_CARD_GROUP: Final = 4  # digits that a number in groups begins with
+
+
+def _cards(text: str, begin: int, new: int) -> Iterator[tuple[int, int]]:
+    for region in _CARDLIKE.finditer(text, begin):
+        if region.end() - region.start() >= _CARD_DIGITS and region.end() + _BEHIND["card"] >= new:
+            yield from _cards_in(text, list(_GROUPS.finditer(text, *region.span())))
+
+
+def _cards_in(text: str, groups: list[re.Match[str]]) -> Iterator[tuple[int, int]]:
+    sizes = tuple(group.end() - group.start() for group in groups)
     at = 0
     while at < len(groups):
-        size = groups[at].end() - groups[at].start()
-        counts = (5, 4, 3) if size == 4 else (1,) if size >= 12 else ()
-        taken = next((n for n in counts if _card_at(text, groups[at : at + n], n)), 0)
+        if sizes[at] == _CARD_GROUP:
+            counts = [n for n in (5, 4, 3) if len(sizes) - at >= n and sizes[at : at + n] in _CARD_LAYOUTS]
+        else:
+            counts = [1] if sizes[at] >= _CARD_DIGITS else []
+        taken = next((n for n in counts if _is_alone(text, groups[at : at + n])), 0)
         if taken:
             yield groups[at].start(), groups[at + taken - 1].end()
         at += taken or 1
 
 
-def _card_at(text: str, groups: list[re.Match[str]], count: int) -> bool:
+def _is_alone(text: str, groups: list[re.Match[str]]) -> bool:
     """Whether groups of digits are a card's number by themselves, whatever stands farther off on either side."""
-    layout = tuple(len(group.group()) for group in groups)
-    if len(layout) != count or (count > 1 and layout not in _CARD_LAYOUTS):
-        return False
-    gaps = (text[one.end() : two.start()] for one, two in pairwise(groups))
     alone = _APART.match(text, groups[-1].end()) is not None and _BEGINS.match(text, groups[0].start()) is not None
-    return alone and all(gap in (" ", "-") for gap in gaps) and _is_card("".join(group.group() for group in groups))
+    return alone and _is_card("".join(group.group() for group in groups))
 
 
 _APART: Final = re.compile(r"(?!\w)")
@@ -192,14 +206,14 @@ _BEGINS: Final = re.compile(r"(?<![\w.])(?<!\D-)(?<!\A-)")  # a dash only behind
 
 
 _V4: Final = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?!\w|\.\d)")
-_V6: Final = re.compile(r"(?<![\w:])[0-9A-Fa-f:]{2,39}(?:\d{1,3}(?:\.\d{1,3}){3})?(?![\w:])")
+_V6: Final = re.compile(r"(?<![\w:])(?=[0-9A-Fa-f]{0,38}:)[0-9A-Fa-f:]{2,39}(?:\d{1,3}(?:\.\d{1,3}){3})?(?![\w:])")
 
 
-def _addresses(text: str) -> Iterator[tuple[int, int]]:
-    for found in _V4.finditer(text):
+def _addresses(text: str, begin: int, _new: int) -> Iterator[tuple[int, int]]:
+    for found in _V4.finditer(text, begin):
         if _is_address(found.group()):
             yield found.span()
-    for found in _V6.finditer(text):
+    for found in _V6.finditer(text, begin):
         address = found.group()
         if address.count(":") >= 2 and address.strip(":") and _is_address(address):
             yield found.span()
@@ -231,7 +245,8 @@ def _phones(text: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
             yield found.start, found.end
 
 
-_FINDERS: Final[dict[str, Callable[[str], Iterator[tuple[int, int]]]]] = {
+# In a text from a place on; those that could be told when it was only so long yet, may be left out.
+_FINDERS: Final[dict[str, Callable[[str, int, int], Iterator[tuple[int, int]]]]] = {
     "email": _emails,
     "iban": _ibans,
     "card": _cards,
@@ -241,19 +256,22 @@ _FINDERS: Final[dict[str, Callable[[str], Iterator[tuple[int, int]]]]] = {
 CLASSES: Final = ("email", "phone", "iban", "card", "national_id", "ip")
 
 
-def find(text: str, kind: str, regions: tuple[str, ...] = ()) -> Iterator[Span]:
-    """Every identifier of a class of ``CLASSES`` in ``text``, which ``plain`` has read; ``regions`` are for phones."""
+def find(text: str, kind: str, regions: tuple[str, ...] = (), *, begin: int = 0, new: int = 0) -> Iterator[Span]:
+    """Every identifier of a class of ``CLASSES`` in ``text``, which ``plain`` has read; ``regions`` are for phones.
+
+    Of those that begin before ``begin``, or that ``certain`` could tell when the text ended at ``new``, some are left
+    out.
+    """
     if text.isascii() or _UNSEEN.search(text) is None:
-        return (Span(start, end, kind) for start, end in _found(text, kind, regions))
+        return (Span(start, end, kind) for start, end in _found(text, kind, regions, begin, new))
     whole = _Seen(text)
-    return (Span(whole.place(start), whole.place(end), kind) for start, end in _found(whole.text, kind, regions))
+    return (Span(whole.place(start), whole.place(end), kind) for start, end in _found(whole.text, kind, regions, 0, 0))
 
 
-def _found(text: str, kind: str, regions: tuple[str, ...]) -> Iterator[tuple[int, int]]:
-    return _phones(text, regions) if kind == "phone" else _FINDERS[kind](text)
+def _found(text: str, kind: str, regions: tuple[str, ...], begin: int, new: int) -> Iterator[tuple[int, int]]:
+    return _phones(text, regions) if kind == "phone" else _FINDERS[kind](text, begin, new)
 
 
-_BEHIND: Final = {"email": 0, "iban": 1, "card": 1, "national_id": 2, "ip": 2}  # characters that can unmake one
 _ENDS_PHONE: Final = re.compile(r"[^\W\d]|\n")
 _BEHIND_PHONE: Final = 40
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 __all__ = ["NATIONAL", "national_ids"]
 
 CONTEXT: Final = 48  # characters before a number in which its name must stand
+BEHIND: Final = 2  # characters behind a number that tell whether it is one
 
 
 class National(NamedTuple):
@@ -62,21 +63,24 @@ NATIONAL: Final[tuple[National, ...]] = (
 
 _END: Final = r"(?![\w]|[.-]\d)"
 # Where any of them may begin: one pass instead of thirty. Each start is looked at by itself, since they may overlap.
-_BEGINS: Final = re.compile(rf"(?<![\w.])(?=(?:{'|'.join(row.shape for row in NATIONAL)}){_END})")
+# Most places where digits stand are told from it by the first look ahead alone: what begins with one has six of them.
+_SOON: Final = r"[A-Za-z]{1,6}[ -]?\d|\d(?:[ .+/-]?\d){5}"
+_SHAPES: Final = "|".join(row.shape for row in NATIONAL)
+_BEGINS: Final = re.compile(rf"(?<![\w.])(?={_SOON})(?=(?:{_SHAPES}){_END})")
+# All of them at one place, each in the group of its number.
+_ALL: Final = re.compile("".join(rf"(?:(?=({row.shape}{_END}))|)" for row in NATIONAL))
 
 
-class _Finder(NamedTuple):
-    shape: re.Pattern[str]
+class _Check(NamedTuple):
     valid: Callable[[str], bool]
     names: re.Pattern[str] | None
 
 
 @cache
-def _finders() -> tuple[_Finder, ...]:
+def _checks() -> tuple[_Check, ...]:
     """Made at the first use: thirty small modules need not be loaded where nobody redacts."""
     return tuple(
-        _Finder(
-            re.compile(rf"{row.shape}{_END}"),
+        _Check(
             importlib.import_module(f"stdnum.{row.number}").is_valid if row.number else bool,
             re.compile(row.names, re.IGNORECASE) if row.names else None,
         )
@@ -89,20 +93,23 @@ _DIGITS: Final = re.compile(r"\d(?:\D{0,3}\d){4,}")
 _BEFORE, _AFTER = 8, 4
 
 
-def national_ids(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of each number in ``text`` that some country would have given out."""
-    for digits in _DIGITS.finditer(text):
-        first, last = max(0, digits.start() - _BEFORE), digits.end() + _AFTER
-        for begin in _BEGINS.finditer(text, first, last):
-            yield from _numbers(text, begin.start(), last)
+def national_ids(text: str, begin: int = 0, new: int = 0) -> Iterator[tuple[int, int]]:
+    """Start and end of each number in ``text`` that some country would have given out.
+
+    ``begin`` and ``new`` are as in ``audit.identifiers.find``.
+    """
+    for digits in _DIGITS.finditer(text, begin):
+        first, last = max(begin, digits.start() - _BEFORE), digits.end() + _AFTER
+        for start in _BEGINS.finditer(text, first, last):
+            yield from _numbers(text, start.start(), last, new)
 
 
-def _numbers(text: str, at: int, last: int) -> Iterator[tuple[int, int]]:
+def _numbers(text: str, at: int, last: int, new: int) -> Iterator[tuple[int, int]]:
     """Those that begin ``at`` that place."""
-    for finder in _finders():
-        found = finder.shape.match(text, at, last)
-        if found is None:
+    found = _ALL.match(text, at, last)
+    for check, number in zip(_checks(), found.groups() if found is not None else (), strict=False):
+        if number is None or at + len(number) + BEHIND < new:
             continue
-        near = finder.names is None or finder.names.search(text, max(0, at - CONTEXT), at)
-        if near and finder.valid(found.group()):
-            yield found.span()
+        near = check.names is None or check.names.search(text, max(0, at - CONTEXT), at)
+        if near and check.valid(number):
+            yield at, at + len(number)

@@ -24,9 +24,11 @@ from tests.support.kserve import packed, request
 
 ROUNDS: Final = 5  # the best counts: the others met somebody else's load
 PROMPT: Final = b"All work and no play makes a dull benchmark. " * 23
-# For guards: some digits, colons and letters beyond ASCII in prose; and nothing but numbers, none of them anybody's.
+# For guards: some digits, colons and letters beyond ASCII in prose; nothing but numbers; and such as have the shapes of
+# cards' and national ones. None of them is anybody's.
 PROSE: Final = "All work and no play makes a dull benchmark: 12 of 34, at 10:30 in Zürich, since 2024. ".encode() * 12
 NUMBERS: Final = b"row 17; 2024-11-30; 1,234.56; 88 99; 20 of 44\n" * 24
+LOOKALIKES: Final = b"4111 1111 1111 1112 300 000 001 1.2.3 99999999 2001-02-0003 AB12 555 0199\n" * 15
 _CLASSES: Final = ("email", "phone", "iban", "card", "national_id", "ip")
 _KEY: Final = Secret(b"k" * 32)
 _UNARY: Final = methods.lookup(methods.KSERVE + "ModelInfer")
@@ -132,7 +134,8 @@ def _guards(scale: int) -> dict[str, dict[str, float]]:
     looked |= {"all classes": {"classes": _CLASSES}, "a pattern": {"patterns": ("(?i)project x",)}}
     looked["64 patterns"] = {"patterns": tuple(f"(?i)project {n}" for n in range(64))}
     found = {name: _guard(scale, PROSE, **what) for name, what in looked.items()}
-    return {**found, "all classes, among numbers": _guard(scale, NUMBERS, classes=_CLASSES)}
+    found["all classes, among numbers"] = _guard(scale, NUMBERS, classes=_CLASSES)
+    return {**found, "all classes, among lookalikes": _guard(scale, LOOKALIKES, classes=_CLASSES)}
 
 
 def _guard(scale: int, text: bytes, **what: Any) -> dict[str, float]:

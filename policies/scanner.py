@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from re import _parser  # type: ignore[attr-defined]  # the one that knows how long a match can be
 from typing import Any, Final, NamedTuple
 
 import re2  # type: ignore[import-untyped]
 
 from audit import identifiers
 from audit.identifiers import Span
-from audit.likely import LIKELY
+from audit.likely import LIKELY, SHAPE
 from audit.redact import compiled
+from policies.shape import CONTEXT, endings, width
 
 __all__ = ["CONTEXT", "INSTRUCTIONS", "NOTHING", "Look", "Scanner", "scanner"]
 
-CONTEXT: Final = 1024  # bytes before a piece that are searched again with it: what is longer isn't found over pieces
-_WITNESS: Final = 128  # bytes: no shape of LIKELY is longer
-_TRIGGER: Final = re.compile(rb"[0-9@:\x80-\xff]")  # no shape of LIKELY is without one of these
 _CHARACTER: Final = 4  # bytes of UTF-8
+_WITNESS: Final = SHAPE * _CHARACTER  # bytes: no shape of LIKELY is longer
+# With one of these each shape of LIKELY ends: in ASCII, and in every script.
+_TRIGGER: Final = re.compile(rb"[0-9@:\x80-\xff]")
+_TRIGGER_BEYOND: Final = re.compile("[\\d@:\uff20\uff1a]")
+_AROUND: Final = 50  # characters before an identifier that say whether it is one
 _REACH: Final = 256  # characters before a piece in which an identifier that ends in it begins, with what it needs
 _PROBE: Final = "\x00 warden \x00"
 INSTRUCTIONS: Final = 200_000  # of RE2's, all patterns of one scanner together: a fraction of a second to load
@@ -55,10 +56,37 @@ class Scanner:
         size = sum(pattern.programsize for pattern in self._patterns)
         if size > INSTRUCTIONS:
             raise ValueError(f"the patterns together are {size} instructions of RE2's, at most {INSTRUCTIONS}")
-        self._width = max(map(_width, patterns), default=0)
+        self._width = max(map(width, patterns), default=0)
+        self._ends = _one_of([endings(pattern) for pattern in patterns])
         self._likely = [LIKELY[kind] for kind in classes]
-        self._set = _set_of(patterns) if patterns else None
+        self._set: Any = _set_of(patterns) if patterns else None
         self._shapes = _set_of([likely.shape for likely in self._likely]) if classes else None
+        self._plain: Any = _set_of([likely.plain for likely in self._likely]) if classes else None
+
+    def quiet(self, data: bytes, fresh: int) -> bool:
+        """Whether nothing that is looked for can end in what is new from ``fresh`` on: then it needs no look.
+
+        Of a text in which no identifier is under way (``hot``) and no match in doubt, and of which more follows.
+        """
+        may_end = self._set is not None and (self._ends is None or self._ends.search(data, fresh) is not None)
+        if may_end and self._set.Match(data[max(0, fresh - self._width) :]) is not None:
+            return False
+        if self._shapes is None or _TRIGGER.search(data, fresh) is None:
+            return True
+        near = data[max(0, fresh - SHAPE) :]
+        return self._plain.Match(near) is None if near.isascii() else self._quiet_beyond(data, fresh)
+
+    def _quiet_beyond(self, data: bytes, fresh: int) -> bool:
+        """``quiet``, of identifiers, where there is more than ASCII near."""
+        try:
+            near = data[_character(data, max(0, fresh - _WITNESS)) :].decode()
+        except UnicodeDecodeError:
+            return False
+        new = len(data) - fresh
+        if _TRIGGER_BEYOND.search(near, max(0, len(near) - new)) is None:
+            return True
+        near = near[-SHAPE - new :]
+        return not identifiers.veils(near) and self._plain.Match(identifiers.plain(near).encode()) is None
 
     def look(self, data: bytes, fresh: int, hot: dict[int, int], *, first: bool, last: bool) -> Look:
         """Search ``data``, which is new from ``fresh`` on. ``first``: nothing stands before it; ``last``: nor behind.
@@ -104,7 +132,7 @@ class Scanner:
                 cut = _character(data, max(0, fresh - _reach(data)))
                 # What stands before the first character is not known, so nothing begins with that.
                 begin = 0 if first and not cut else _next(data, cut)
-                yield from self._identifiers(kinds, data, cut, begin, last=last)
+                yield from self._identifiers(kinds, data, (cut, begin, fresh), last=last)
 
     def _pattern(self, number: int, data: bytes, begin: int, *, last: bool) -> Iterator[tuple[int, bool, int]]:
         pattern = self._patterns[number]
@@ -122,10 +150,12 @@ class Scanner:
         """The classes of which an identifier may end in what is new, by their place among ours."""
         assert self._shapes is not None
         begin = _character(data, fresh) if fresh < len(data) else fresh
-        new = identifiers.seen(data[begin:])
-        characters = len(new) if new.isascii() else sum(byte & 0xC0 != 0x80 for byte in new)
-        near = _before(data, begin) + new
-        found = [place for place in self._shapes.Match(near) or () if place < len(self.classes)]
+        near, characters = data[max(0, begin - SHAPE) :], len(data) - begin
+        if not near.isascii():
+            new = identifiers.seen(data[begin:])
+            characters = len(new.decode("utf-8", "surrogateescape")) if hot else 0
+            near = _before(data, begin) + new
+        found = self._shaped(near)
         kinds = set(found)
         for place in [*hot]:
             kinds.add(place)
@@ -136,26 +166,43 @@ class Scanner:
             hot[place] = self._likely[place].reach
         return sorted(kinds)
 
+    def _shaped(self, near: bytes) -> list[int]:
+        """The classes whose shape is in UTF-8 without what nobody sees, by their place among ours."""
+        assert self._shapes is not None
+        if not near.isascii():
+            if not self._shapes.Match(near):
+                return []
+            near = identifiers.plain(near.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        found = self._plain.Match(near)
+        return [place for place in found if place < len(self.classes)] if found else []
+
     def _identifiers(
-        self, kinds: list[int], data: bytes, cut: int, begin: int, *, last: bool
+        self, kinds: list[int], data: bytes, places: tuple[int, int, int], *, last: bool
     ) -> Iterator[tuple[int, bool, int]]:
-        """What begins from ``begin`` on, in what stands from ``cut`` on."""
+        """What begins from ``begin`` on in what stands from ``cut`` on, and may end in what is ``fresh``."""
+        cut, begin, fresh = places
         written = data[cut:].decode("utf-8", "surrogateescape")
         text = identifiers.plain(written)
         skipped = len(data[cut:begin].decode("utf-8", "surrogateescape"))
+        known = len(data[cut : max(cut, fresh)].decode("utf-8", "surrogateescape"))
+        hidden = identifiers.hides(data[cut:])  # then nobody knows how far back one begins
         for place in kinds:
             number = len(self._patterns) + place
+            since = 0 if hidden else max(0, known - self._likely[place].back - _AROUND)
             doubtful: Span | None = None
-            for span in identifiers.find(text, self.classes[place]):
-                if span.start < skipped:
+            near = text[since:]
+            first = max(skipped - since, _AROUND if since else 0)
+            for span in identifiers.find(near, self.classes[place], begin=first, new=known - since):
+                if span.start < first:
                     continue
-                if last or identifiers.certain(text, span):
+                if last or identifiers.certain(near, span):
                     yield number, True, 0
                     break
                 doubtful = doubtful or span
             else:
                 if doubtful is not None:
-                    yield number, False, cut + len(written[: doubtful.start].encode("utf-8", "surrogateescape"))
+                    at = since + doubtful.start
+                    yield number, False, cut + len(written[:at].encode("utf-8", "surrogateescape"))
 
 
 @lru_cache(maxsize=1024)
@@ -177,19 +224,12 @@ def _before(data: bytes, at: int) -> bytes:
     return identifiers.seen(data[:at])[-_WITNESS:] if identifiers.hides(near) else near
 
 
-def _width(pattern: str) -> int:
-    """Bytes that a match may take, at most; of a pattern without bound, ``CONTEXT``.
-
-    Python reads most of what RE2 does, and says so where it doesn't; what both read, but differently, is no longer
-    than it is written.
-    """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            most: int = _parser.parse(pattern).getwidth()[1]
-    except (re.error, ValueError, OverflowError, RecursionError, Warning):
-        return CONTEXT
-    return min(4 * max(most, len(pattern)) + _CHARACTER, CONTEXT)
+def _one_of(ends: Sequence[frozenset[int] | None]) -> re.Pattern[bytes] | None:
+    """Finds a byte with which something may end; None: any may be one."""
+    known = frozenset().union(*(each for each in ends if each is not None))
+    if None in ends or len(known) == 256:
+        return None
+    return re.compile(b"[%s]" % b"".join(b"\\x%02x" % byte for byte in sorted(known))) if known else None
 
 
 def _set_of(patterns: Sequence[str]) -> Any:

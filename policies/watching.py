@@ -91,6 +91,22 @@ class _Follower:
             self._characters += len(text) if text.isascii() else sum(byte & 0xC0 != 0x80 for byte in text)
         return sequence.fresh
 
+    def passed(self, texts: Sequence[bytes]) -> bool:
+        """Whether a glance tells that nothing ends in them, so that they needn't be looked at: of most tokens."""
+        if len(texts) != 1 or not self.sequences or self._lens.counts or self._new:
+            return False
+        sequence = self.sequences[0]
+        if sequence.hot or sequence.fresh or sequence.doubt != _SURE:
+            return False
+        data = sequence.tail + texts[0]
+        if not self._lens.scanner.quiet(data, len(sequence.tail)):
+            return False
+        sequence.looked += len(texts[0])
+        if len(data) > 2 * CONTEXT:
+            data, sequence.first = data[_character(data, len(data) - CONTEXT) :], False
+        sequence.tail = data
+        return True
+
     def look(self, *, last: bool = False) -> tuple[Finding, ...]:
         """What is found now; ``last``: nothing follows any more."""
         for sequence in self.sequences:
@@ -153,8 +169,9 @@ class Watch:
     def feed(self, texts: Sequence[bytes]) -> tuple[Finding, ...]:
         """What is found now that ``texts`` (one a sequence) follow all before them."""
         found: tuple[Finding, ...] = ()
-        if self._denies is not None and self._denies.add(texts) >= self._step:
-            found = self._denies.look()
+        denies = self._denies
+        if denies is not None and not (self._hold == 0 and denies.passed(texts)) and denies.add(texts) >= self._step:
+            found = denies.look()
         if self._tells is not None and self._tells.add(texts) >= STEP:
             found += self._tells.look()
         return found

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import re
 from itertools import pairwise
 
 import pytest
+import re2  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from audit import identifiers
-from audit.likely import LIKELY
+from audit.likely import LIKELY, SHAPE
 from policies.scanner import CONTEXT, Scanner, scanner
+from policies.shape import endings
 from policies.watching import Hold, Lens, Watch
 from sidecar.core.holdback import HoldBack
 from sidecar.core.model import Finding
@@ -78,6 +81,29 @@ def test_pieces_and_the_whole_are_found_the_same(data: bytes, cuts: list[int], h
     assert chunked(data, cuts, hold) == whole(data)
 
 
+digits = st.lists(
+    st.sampled_from([
+        "4111", "1111", "1112", "1234567", "536", "90", "4399", "12345678", "Z", "78", "756", "9217", "0769", "85",
+        "AB", "12", "3", ".", "-", " ", "/", "+49", "30", "901820", "10.0.0", "::", ":1", "DE89", "3704", "0044",
+        "0532", "0130", "00", "SSN", "BSN", "111222333", "ü", "\u0664", "\u00a0", "\u200b", "x", "RSSMRA85T10A562S",
+        "131052-308T", "8001015009087", "\n", ",",
+    ]),
+    min_size=1,
+    max_size=40,
+).map("".join)  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(digits.map(str.encode), st.lists(st.integers(0, 300), max_size=60), st.integers(0, 12))
+def test_numbers_in_pieces_and_the_whole_are_found_the_same(data: bytes, cuts: list[int], size: int) -> None:
+    """As above, of texts in which nearly everything could be a part of a number; also cut evenly, as tokens are."""
+    data = data[: CONTEXT - 64]
+    tool = Scanner((), CLASSES)
+    assert chunked(data, cuts, None, tool) == whole(data, tool)
+    if size:
+        assert chunked(data, list(range(0, len(data), size)), None, tool) == whole(data, tool)
+
+
 def test_a_long_text_is_found_the_same_however_it_is_cut() -> None:
     """As above, over many times the context: each planted thing somewhere, all cuts of one length."""
     chance = random.Random(5)
@@ -99,14 +125,26 @@ def test_a_long_name_beyond_ascii_is_one_name() -> None:
     assert chunked(data, list(range(len(data))), None) == whole(data)
 
 
-@settings(max_examples=300, deadline=None)
-@given(texts)
+@settings(max_examples=500, deadline=None)
+@given(st.one_of(texts, digits))
 def test_no_identifier_is_without_its_likely_shape(text: str) -> None:
-    """Where ``identifiers.find`` finds a class, the quick look at bytes finds its shape."""
-    quick = {kind: Scanner([shape.shape], []) for kind, shape in LIKELY.items()}
+    """Where ``identifiers.find`` finds a class, the quick looks at bytes find its shapes, not far before its end."""
     for kind in CLASSES:
-        if next(identifiers.find(identifiers.plain(text), kind), None) is not None:
-            assert whole(identifiers.seen(text.encode()), quick[kind]), kind
+        plain = identifiers.plain(identifiers.seen(text.encode()).decode())
+        found = next(identifiers.find(plain, kind), None)
+        if found is None:
+            continue
+        assert re2.search(LIKELY[kind].shape, identifiers.seen(text.encode())) is not None, kind
+        near = re2.compile(LIKELY[kind].plain).finditer(plain)
+        assert any(shape.end() <= found.end <= shape.end() + LIKELY[kind].reach for shape in near), kind
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_likely_shape_ends_with_what_a_glance_looks_for(kind: str) -> None:
+    likely = LIKELY[kind]
+    assert endings(likely.plain) is not None
+    assert (endings(likely.plain) or set()) <= set(b"0123456789@:")
+    assert re._parser.parse(likely.plain).getwidth()[1] <= SHAPE  # type: ignore[attr-defined]  # as policies.shape
 
 
 @settings(max_examples=300, deadline=None)
