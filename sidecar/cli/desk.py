@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ import sqlalchemy as sa
 
 from audit import rows
 from audit import store as audit_store
+from policies.bundle import load
+from policies.yamlfile import suggest
 from sidecar.cli.common import Exit, fail, need
 from sidecar.core.model import Secret
 from sidecar.identity.files import load_pepper
@@ -117,3 +120,19 @@ def done(result: _T | Refusal) -> _T:
     if isinstance(result, Refusal):
         fail(Exit.NO, result.detail)
     return result
+
+
+def warn_of_unnamed(settings: Settings, tenant: str) -> None:
+    """Say on stderr where this machine's bundle doesn't serve ``tenant``: a credential for it would only be refused.
+
+    Not a refusal: the sidecars may have a newer bundle than this machine.
+    """
+    bundle = load(settings.policy.bundle)
+    if isinstance(bundle, list):
+        return  # `warden policy check` is who tells that
+    found = bundle.tenants.get(tenant)
+    if found is not None and found.active:
+        return
+    why = "is suspended in" if found is not None else "is not named by"
+    near = suggest(tenant, bundle.tenants) if found is None else ""
+    sys.stderr.write(f"Warning: tenant {tenant} {why} {settings.policy.bundle}, so calls for it are refused{near}\n")

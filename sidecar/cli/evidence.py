@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import sqlalchemy as sa
 import typer
 
 from audit.evidence import Fault
@@ -16,6 +17,8 @@ from audit.export import Trust, export
 from audit.fleet import FLEET, read_notes
 from audit.logbook import log_signer, origin_of
 from audit.search import Filter, SearchError
+from audit.store import transaction
+from audit.tables import audit_logs
 from audit.tlog import Signer, Verifier, parse_verifier
 from audit.verify import Options, Report, verify
 from audit.verify_export import verify_export
@@ -126,6 +129,24 @@ def verify_command(
         )
         report = verify(settings.audit.database.dsn, options, jurisdiction=opened.jurisdiction)
     _end(report, as_json=as_json)
+
+
+@app.command()
+def verifiers(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+    """Print each log's verifier key, one a line, for `verify DIR --keys FILE` and `certificate --keys FILE`.
+
+    Hand them to an auditor by another way than what they are to verify. They are made of the jurisdiction's root key,
+    never of what the database says; it only says which logs there are.
+    """
+    with database(config, application="warden-verify") as opened:
+        of = _verifier(root_of(opened.settings), opened.jurisdiction)
+        with transaction(opened.engine) as connection:
+            logs = list(connection.scalars(sa.select(audit_logs.c.log).order_by(audit_logs.c.log)))
+    for log in dict.fromkeys([FLEET, *logs]):
+        if as_json:
+            emit({"log": log, "verifier": of(log).text})
+        else:
+            typer.echo(of(log).text)
 
 
 def _verify_directory(directory: Path, config: Path, keys: Path | None) -> Report:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
-from sidecar.cli.desk import done, key_desk
+from sidecar.cli.desk import done, key_desk, warn_of_unnamed
 from sidecar.cli.words import (
     ROLES_HELP,
     duration,
@@ -87,6 +87,7 @@ def issue(
     desk = key_desk(config)
     with desk.transaction() as connection:
         issued = done(store.issue(connection, desk.office, new, at))
+    warn_of_unnamed(desk.settings, tenant)
     _tell_secret(issued, as_json=as_json)
 
 

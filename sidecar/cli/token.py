@@ -15,7 +15,7 @@ import typer
 
 from policies.units import parse_duration
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, emit, fail, here, program
-from sidecar.cli.desk import done, load_settings, operator, token_desk
+from sidecar.cli.desk import done, load_settings, operator, token_desk, warn_of_unnamed
 from sidecar.cli.words import ROLES_HELP, known_roles, moment
 from sidecar.identity import mint as minting
 from sidecar.identity import store
@@ -54,6 +54,7 @@ def mint(
         scope=scope,
     )
     token_id = uuid7(time.time_ns(), secrets.token_bytes(10))
+    warn_of_unnamed(settings, tenant)
     token, expires = minting.mint(_key(signing), said, token_id=token_id, at=time.time())
     if as_json:
         emit({"token": token, "expires_at": datetime.fromtimestamp(expires, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")})

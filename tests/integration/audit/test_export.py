@@ -51,8 +51,13 @@ def test_an_export_proves_itself_without_the_database(made: Path, config: Path, 
     report = check(made)
     assert (report.faults, report.records, report.unsigned, report.checkpoints) == ([], 6, 0, 1)
     trusted = tmp_path / "keys.txt"  # handed to an auditor by another way
+    told = run(config, "verifiers")
     manifest = json.loads((made / "manifest.json").read_text())
-    trusted.write_text("\n".join([*manifest["keys"], manifest["signer"]]))
+    assert set(told.stdout.split()) >= {*manifest["keys"], manifest["signer"]}
+    trusted.write_text(told.stdout)
+    named = [json.loads(line) for line in run(config, "verifiers", "--json").stdout.splitlines()]
+    assert [each["verifier"] for each in named] == told.stdout.split()
+    assert named[0]["log"] == "fleet"
     done = CliRunner().invoke(app, ["verify", str(made), "--keys", str(trusted), "--json"])
     assert (done.exit_code, json.loads(done.stdout)["ok"]) == (0, True), done.output
     assert run(config, "verify", str(made)).exit_code == 0

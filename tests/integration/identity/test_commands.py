@@ -21,6 +21,7 @@ from sidecar.identity.jwks import source_for
 from sidecar.identity.jwt import Issuer, TokenVerifier
 from sidecar.identity.keys import KeyRing
 from sidecar.identity.refresh import KeyRefresher
+from tests.support.bundle import write_bundle
 from tests.support.postgres import query
 from tests.support.store import wait_until
 
@@ -244,6 +245,21 @@ def test_a_lifetime_that_no_verifier_would_take_is_not_minted(tmp_path: Path, tt
     result = run(token_command.app, config, "mint", "--tenant", "acme", "--subject", "alice", "--ttl", ttl)
     assert result.exit_code == 2
     assert result.stdout == ""
+
+
+def test_a_credential_for_a_tenant_that_no_bundle_names_is_made_with_a_warning(config: Path, tmp_path: Path) -> None:
+    """It may be that the sidecars' bundle is newer than this machine's, so it is no refusal."""
+    write_bundle(tmp_path)
+    run(token_command.app, config, "init", "--jwks", str(tmp_path / "jwks.json"))
+    wanted = f'tenant acmee is not named by {tmp_path / "bundle"}, so calls for it are refused; did you mean "acme"?'
+    for app, arguments in (
+        (keys_command.app, ("issue", "--tenant", "acmee", "--name", "n")),
+        (token_command.app, ("mint", "--tenant", "acmee", "--subject", "s")),
+    ):
+        made = run(app, config, *arguments)
+        assert (made.exit_code, wanted in made.stderr) == (0, True), made.output
+        assert made.stdout.count("\n") == 1
+        assert "Warning" not in run(app, config, *(word.replace("acmee", "acme") for word in arguments)).stderr
 
 
 def test_the_scopes_of_a_key_are_shown_and_kept(config: Path) -> None:
