@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from policies.bundle import Bundle
 from policies.compact import Ask, End, Hashes, Pack, Parts, Refused, Reply, Rows, Store, Taking, rows, some
 from policies.framing import Broken, Reader, Writer
 from policies.reading import Compiled, Failed
+from policies.spawning import Child
 from policies.yamlfile import Problem
 
 __all__ = ["MODULE", "ProcessCompiler"]
@@ -19,6 +19,9 @@ __all__ = ["MODULE", "ProcessCompiler"]
 MODULE: Final = "policies.child"
 LAST_WORD: Final = 0.5  # seconds for a process that closed its end to be gone
 DEADLINE: Final = 120.0  # seconds for one bundle: ten thousand tenants take some ten on a free core
+# What of our environment an interpreter may need. The rest may be secrets, and what reads a bundle needs none.
+_NEEDED: Final = frozenset({"LANG", "LANGUAGE", "LD_LIBRARY_PATH", "PATH", "TMPDIR", "TZ", "VIRTUAL_ENV"})
+_NEEDED_OF: Final = ("LC_", "PYTHON")
 
 
 class ProcessCompiler:
@@ -37,46 +40,35 @@ class ProcessCompiler:
         ending: Callable[[], bool] = lambda: False,
         deadline: float = DEADLINE,
     ) -> None:
-        self._command, self._environment = tuple(command), dict(environment)
+        self._command = tuple(command)
+        self._environment = {name: value for name, value in environment.items() if _needed(name)}
         self._pause, self._ending, self._deadline = pause, ending, deadline
 
     def compile(self, directory: Path, before: Bundle, at: float) -> Compiled | list[Problem] | Failed:
         """Whatever becomes of the process, it is gone when this returns."""
         ends = time.monotonic() + self._deadline
         try:
-            # Our own interpreter and arguments; no shell.
-            process = subprocess.Popen(  # noqa: S603
-                self._command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
-            )
+            child = Child(self._command, self._environment)
         except OSError as fault:
             return Failed(f"no process to compile it in: {fault.strerror}")
         try:
-            return self._asked(process, directory, before, at, ends)
+            return self._asked(child, directory, before, at, ends)
         except Broken as fault:
-            return Failed(f"the process that compiles it did not answer: {fault}{_end(process)}")
+            return Failed(f"the process that compiles it did not answer: {fault}{_end(child)}")
         except (ValueError, LookupError) as fault:  # of msgspec too
             return Failed(f"the process that compiles it answered what can't be: {fault}")
         finally:
-            process.kill()  # where it ended by itself, nobody is left to be killed
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
+            child.end()
 
-    def _asked(
-        self, process: subprocess.Popen[bytes], directory: Path, before: Bundle, at: float, ends: float
-    ) -> Compiled | list[Problem]:
-        assert process.stdin is not None
-        assert process.stdout is not None
-
+    def _asked(self, child: Child, directory: Path, before: Bundle, at: float, ends: float) -> Compiled | list[Problem]:
         def left() -> float:
             return 0.0 if self._ending() else ends - time.monotonic()
 
         pack, store = Pack(), Store()
         known = rows(before.tenants.values(), pack, store)
         try:
-            self._ask(Writer(process.stdin.fileno(), left), Ask(str(directory), at), before, known)
-            return self._answer(Reader(process.stdout.fileno(), Reply, left), Taking(before, store))
+            self._ask(Writer(child.stdin, left), Ask(str(directory), at), before, known)
+            return self._answer(Reader(child.stdout, Reply, left), Taking(before, store))
         finally:
             pack.clear(self._pause)
             store.clear(self._pause)
@@ -103,10 +95,13 @@ class ProcessCompiler:
             self._pause()
 
 
-def _end(process: subprocess.Popen[bytes]) -> str:
+def _needed(name: str) -> bool:
+    return name in _NEEDED or name.startswith(_NEEDED_OF)
+
+
+def _end(child: Child) -> str:
     """How it ended by itself, where it did."""
-    try:
-        code = process.wait(LAST_WORD)
-    except subprocess.TimeoutExpired:
+    code = child.ended(LAST_WORD)
+    if code is None:
         return ""
     return f" (signal {-code})" if code < 0 else f" (exit code {code})"

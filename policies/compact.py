@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, Final, TypeVar, assert_never, get_type_hints
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policies.access import Access, Statement, prepare
 from policies.bundle import Before, Bundle
@@ -20,11 +20,11 @@ from policies.document import ChangeDoc
 from policies.guards import Guard, Guards, Joined
 from policies.piecemeal import let_go
 from policies.rules import GuardRules, Rule
-from policies.tenant import KeyRule, Tenant
+from policies.tenant import From, KeyRule, Tenant
 from policies.versions import PrefixCache
 from policies.watching import Hold
 from policies.yamlfile import Problem
-from sidecar.core.model import ModelProfile
+from sidecar.core.model import Limits, ModelProfile, Quantity
 
 __all__ = [
     "Ask",
@@ -193,24 +193,53 @@ def _value(part: Part) -> Any:
     if decoder is None:
         raise ValueError("a part of a field that has none")
     found = decoder.decode(memoryview(part)[1:])
+    _settle(found)
     return Guards(*found) if part[:1] == _NUMBER[_GUARDS] and found is not None else found
 
 
-class Store:
-    """The parts as values, by their numbers."""
+_SETS: Final[dict[frozenset[Quantity], frozenset[Quantity]]] = {}  # at most one for each subset of seven
 
-    def __init__(self) -> None:
-        self.parts: list[Part] = []
-        self._values: list[Any] = []
+
+def _settle(value: Any) -> None:
+    """Let equal sets be one: each is an object that the collector walks, and ten thousand tenants have two of them."""
+    match value:
+        case Limits():
+            structs.force_setattr(value, "shadow", _SETS.setdefault(value.shadow, value.shadow))
+            for _, each in value.models:
+                _settle(each)
+            _settle(value.per_key)
+        case From() | KeyRule():
+            _settle(value.limits)
+        case tuple():
+            for each in value:
+                _settle(each)
+
+
+class Store:
+    """The parts as values, by their numbers; ``parts`` themselves too, where they are needed again."""
+
+    def __init__(self, *, keeps_parts: bool = False) -> None:
+        self.parts: list[Part] | None = [] if keeps_parts else None
+        # In tuples of PER_MESSAGE, then the rest. The collector soon forgets a tuple of plain values; one list of all
+        # it walked again and again, up to 6 ms.
+        self._full: list[tuple[Any, ...]] = []
+        self._rest: list[Any] = []
 
     def add(self, parts: Iterable[Part], values: Iterable[Any] | None = None) -> None:
         """``values``: the parts' own objects, where there are some already."""
         parts = list(parts)
-        self.parts += parts
-        self._values += map(_value, parts) if values is None else values
+        if self.parts is not None:
+            self.parts += parts
+        self._rest += map(_value, parts) if values is None else values
+        while len(self._rest) >= PER_MESSAGE:
+            self._full.append(tuple(self._rest[:PER_MESSAGE]))
+            del self._rest[:PER_MESSAGE]
 
     def clear(self, pause: Callable[[], None]) -> None:
-        let_go(pause, self.parts, self._values)
+        while self._full:
+            self._full.pop()
+            pause()
+        self._rest = []
 
     def tenant(self, row: Row) -> Tenant:
         """Raises ``IndexError`` for a part that was never handed over."""
@@ -220,8 +249,14 @@ class Store:
         if name in _PLAIN:
             return written
         if name == _KEYS:
-            return None if written is None else {key: self._values[number] for key, number in written}
-        return self._values[written]
+            return None if written is None else {key: self._numbered(number) for key, number in written}
+        return self._numbered(written)
+
+    def _numbered(self, number: int) -> Any:
+        if number < 0:
+            raise IndexError("a part's number below zero")
+        place, within = divmod(number, PER_MESSAGE)
+        return self._rest[within] if place == len(self._full) else self._full[place][within]
 
 
 # --- both ends -----------------------------------------------------------------------------------------------------
@@ -252,7 +287,8 @@ def rows(tenants: Iterable[Tenant], pack: Pack, store: Store | None = None) -> I
 
 
 def replies(bundle: Bundle, before: Before, store: Store, changes: str) -> Iterator[Reply]:
-    """What is new in ``bundle`` since ``before``, whose parts ``store`` has."""
+    """What is new in ``bundle`` since ``before``, whose parts ``store`` keeps."""
+    assert store.parts is not None
     change = None if bundle.change is None else (bundle.change.author, bundle.change.reference)
     yield Head(
         digest=bundle.digest,
@@ -272,7 +308,9 @@ def replies(bundle: Bundle, before: Before, store: Store, changes: str) -> Itera
     yield from (Models(few) for few in some(bundle.models.values()))
     yield from (Policies(few) for few in some(bundle.access.statements.values()))
     known = before.tenants
-    yield from rows((each for name, each in bundle.tenants.items() if known.get(name) is not each), Pack(store.parts))
+    yield from rows(
+        (each for name, each in bundle.tenants.items() if known.get(name) is not each), Pack(store.parts or ())
+    )
     archive = memoryview(bundle.archive)
     yield from (Archive(bytes(archive[at : at + ARCHIVE_BYTES])) for at in range(0, len(archive), ARCHIVE_BYTES))
     yield End()

@@ -8,6 +8,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,16 @@ MAX_PROBLEMS: Final = 1000
 REQUIRED: Final = ("bundle.yaml", "models.yaml", "plans.yaml")
 _FOLDERS: Final = {"tenants": ".yaml", "access": ".cedar", "guards": ".cedar", "tests": ".yaml", "engines": ".json"}
 
-Fingerprint = tuple[tuple[str, int, int, int], ...]  # of each file: name, mtime (ns), size, inode
+# Never waits: what stands in a file's place may be a pipe that nobody writes into.
+_READING: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """Differs when the directory does, but for an edit in the very tick of the clock of its ``newest`` (epoch ns)."""
+
+    digest: bytes
+    newest: int
 
 
 def read_files(directory: Path) -> dict[str, bytes] | list[Problem]:
@@ -34,7 +44,7 @@ def read_files(directory: Path) -> dict[str, bytes] | list[Problem]:
     files: dict[str, bytes] = {}
     problems: list[Problem] = []
     total = 0
-    root = directory.resolve()
+    root = os.path.realpath(directory)
     try:
         for name, path in _walk(directory):
             if len(files) + len(problems) >= MAX_FILES or total > MAX_BYTES:
@@ -52,39 +62,64 @@ def read_files(directory: Path) -> dict[str, bytes] | list[Problem]:
     return problems[:MAX_PROBLEMS] or dict(sorted(files.items()))
 
 
-def _walk(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Two levels: the directory and the folders in it. A folder in a folder is told as a file that can't be read."""
-    root = directory.resolve()
-    for entry in sorted(directory.iterdir()):
-        if entry.name.startswith("."):
+def _walk(directory: Path) -> Iterator[tuple[str, str]]:
+    """Two levels: the directory and the folders in it. A folder in a folder is told as a file that can't be read.
+
+    As text: ten thousand paths as objects are a pause when the collector walks them, and this is polled.
+    """
+    top = str(directory)
+    root = os.path.realpath(top)
+    for name in sorted(os.listdir(top)):  # noqa: PTH208
+        path = f"{top}/{name}"
+        if name.startswith("."):
             continue
-        if entry.is_dir() and entry.resolve().is_relative_to(root):
-            for inner in sorted(entry.iterdir()):
-                if not inner.name.startswith(".") and inner.suffix != ".md":
-                    yield f"{entry.name}/{inner.name}", inner
-        elif entry.suffix != ".md":
-            yield entry.name, entry
+        if stat.S_ISDIR(_mode(path)) and _within(os.path.realpath(path), root):
+            for inner in sorted(os.listdir(path)):  # noqa: PTH208
+                if not inner.startswith(".") and not inner.endswith(".md"):
+                    yield f"{name}/{inner}", f"{path}/{inner}"
+        elif not name.endswith(".md"):
+            yield name, path
 
 
-def _read(root: Path, name: str, path: Path) -> bytes | Problem:
+def _mode(path: str) -> int:
+    """0 where it can't be looked at: whoever reads it will tell why."""
+    try:
+        return os.stat(path).st_mode  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def _within(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root.rstrip('/')}/")
+
+
+def _read(root: str, name: str, path: str) -> bytes | Problem:
     try:
         # Kubernetes mounts a ConfigMap as links inside the directory: those are followed, others are not.
         real = path
-        if path.is_symlink():  # else it is where its folder is, which was looked at
-            real = Path(os.path.realpath(path, strict=True))  # Path.resolve tells a loop by a RuntimeError
-            if not real.is_relative_to(root):
+        if os.path.islink(path):  # noqa: PTH114 — else it is where its folder is, which was looked at
+            real = os.path.realpath(path, strict=True)
+            if not _within(real, root):
                 return Problem(name, 1, 1, "", "a link that leaves the bundle")
         if not _belongs(name):
             return Problem(name, 1, 1, "", f"not part of a bundle{suggest(name, _names(name))}")
-        if not stat.S_ISREG(real.stat().st_mode):
-            return Problem(name, 1, 1, "", "not a file")
-        with real.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = _content(real)
     except OSError as fault:
         return Problem(name, 1, 1, "", f"cannot be read: {fault.strerror}")
-    if len(data) > MAX_FILE_BYTES:
-        return Problem(name, 1, 1, "", f"larger than {MAX_FILE_BYTES} bytes")
-    return data
+    return Problem(name, 1, 1, "", data) if isinstance(data, str) else data
+
+
+def _content(path: str) -> bytes | str:
+    """Or why there is none. What is looked at is what was opened: another thing may stand there a moment later."""
+    descriptor = os.open(path, _READING)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return "not a file"
+        with open(descriptor, "rb", closefd=False) as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    return data if len(data) <= MAX_FILE_BYTES else f"larger than {MAX_FILE_BYTES} bytes"
 
 
 def _unprintable(name: str) -> Problem:
@@ -104,12 +139,29 @@ def _names(name: str) -> list[str]:
 
 
 def fingerprint(directory: Path) -> Fingerprint:
-    """What changes when the directory does: each file's name, mtime (ns), size and inode. Raises ``OSError``."""
-    found = []
-    for name, path in islice(_walk(directory), MAX_FILES + 1):  # beyond that it is refused anyway
-        status = os.stat(path)  # noqa: PTH116 — Path.stat does the same in twice the time, and this is polled
-        found.append((name, status.st_mtime_ns, status.st_size, status.st_ino))
-    return tuple(found)
+    """Of each file's name, mtime, ctime, size and inode; of what can't be looked at, why.
+
+    The ctime is the kernel's own: an edit that puts the mtime back can't put that back.
+    """
+    whole = hashlib.blake2b()
+    newest = 0
+    try:
+        for name, path in islice(_walk(directory), MAX_FILES + 1):  # beyond that it is refused anyway
+            told, changed = _looked_at(path)
+            newest = max(newest, changed)
+            whole.update(os.fsencode(f"{name}\0{told}\0"))
+    except OSError as fault:
+        whole.update(b"%d" % (fault.errno or 0))
+    return Fingerprint(whole.digest(), newest)
+
+
+def _looked_at(path: str) -> tuple[str, int]:
+    """What differs when a file does, and its ctime."""
+    try:
+        found = os.stat(path)  # noqa: PTH116 — Path.stat does the same in twice the time, and this is polled
+    except OSError as fault:
+        return str(fault.errno), 0
+    return f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_size} {found.st_ino}", found.st_ctime_ns
 
 
 def digest(files: Mapping[str, bytes]) -> str:

@@ -13,6 +13,7 @@ import msgspec
 __all__ = ["Broken", "Reader", "Writer"]
 
 MESSAGE_MAX: Final = 64 * 2**20  # bytes; a tenant's document of 1 MiB makes parts of some MiB at most
+TOTAL_MAX: Final = 2**30  # bytes of all messages; ten thousand tenants make 6 MB
 CHUNK: Final = 2**16
 TURN: Final = 0.1  # seconds between two looks at whether to go on
 
@@ -28,6 +29,7 @@ class Reader(Generic[T]):
 
     def __init__(self, descriptor: int, kind: Any, left: Callable[[], float]) -> None:
         self._descriptor, self._left = descriptor, left
+        self._rest = TOTAL_MAX
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
@@ -36,6 +38,9 @@ class Reader(Generic[T]):
         (length,) = struct.unpack(">I", self._exactly(4))
         if length > MESSAGE_MAX:
             raise Broken(f"a message of {length} bytes")
+        self._rest -= length
+        if self._rest < 0:
+            raise Broken(f"more than {TOTAL_MAX} bytes in all")
         try:
             found: T = self._decoder.decode(self._exactly(length))
         except msgspec.MsgspecError as fault:

@@ -9,11 +9,11 @@ from typing import Final, Protocol
 
 from policies.bundle import Before, Bundle, compile_bundle
 from policies.explain import run_cases
-from policies.files import Fingerprint, fingerprint, read_files
+from policies.files import fingerprint, read_files
 from policies.tenant import Tenant
 from policies.yamlfile import Problem
 
-__all__ = ["Compiled", "Compiler", "Failed", "Here", "changed", "compile_directory", "look"]
+__all__ = ["Compiled", "Compiler", "Failed", "Here", "changed", "compile_directory"]
 
 READ_ATTEMPTS: Final = 3
 NAMED: Final = 20  # of each kind of change
@@ -60,22 +60,14 @@ def compile_directory(
     ``at``: the moment at which its test cases are asked, in seconds since the UNIX epoch.
     """
     for _ in range(READ_ATTEMPTS):
-        seen = look(directory)
+        seen = fingerprint(directory)
         files = read_files(directory)
-        if seen == look(directory):
+        if seen == fingerprint(directory):
             break
     else:
         return [Problem(str(directory), 1, 1, "", "changes faster than it can be read")]
     bundle = files if isinstance(files, list) else compile_bundle(files, before, pause)
     return bundle if isinstance(bundle, list) else list(_failing(bundle, at)) or bundle
-
-
-def look(directory: Path) -> Fingerprint | None:
-    """None where it can't be looked at."""
-    try:
-        return fingerprint(directory)
-    except OSError:
-        return None
 
 
 def _failing(bundle: Bundle, at: float) -> Iterator[Problem]:

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 from policies.bundle import Bundle
 from policies.compact import shared
-from policies.files import Fingerprint
+from policies.files import Fingerprint, fingerprint
 from policies.piecemeal import let_go
 from policies.policy import LoadedPolicy
-from policies.reading import Compiled, Compiler, Failed, Here, compile_directory, look
+from policies.reading import Compiled, Compiler, Failed, Here, compile_directory
 from policies.yamlfile import Problem
 
 __all__ = ["BundleSource", "Loaded", "Pod", "Unchanged"]
+
+# Nanoseconds. File systems tell time by the kernel's tick (4 ms, some 10): what was changed within one may have been
+# changed again in it, unseen.
+SETTLED: Final = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class BundleSource:
 
         ``at``: the moment at which its cases are asked, in seconds since the UNIX epoch.
         """
-        seen = look(directory)
+        seen = fingerprint(directory)
         bundle = compile_directory(directory, None, at)
         policy = bundle if isinstance(bundle, list) else _placed(shared(bundle), pod)
         return policy if isinstance(policy, list) else cls(directory, pod, policy, seen)
@@ -80,23 +85,23 @@ class BundleSource:
 
     def stirred(self) -> bool:
         """Whether anything in the directory is other than at the last reload: one ``stat`` a file."""
-        seen = look(self._directory)
-        return seen is None or seen != self._seen
+        return fingerprint(self._directory) != self._seen
 
     def reload(self, at: float = 0.0) -> Loaded | Unchanged | Failed | list[Problem]:
         """Look again. Cheap (one ``stat`` a file) while nothing changed; else as long as the compiler takes.
 
         While the directory stays bad, the very same list of problems is returned, so that it need be told only once.
-        ``Failed``: it could not be judged, and stays stirred.
+        ``Failed``: it could not be judged, and stays stirred. ``at`` (seconds since the UNIX epoch) is also the moment
+        of the look: a directory that was changed just before it stays stirred too, and is looked at once more.
         """
-        seen = look(self._directory)
-        if seen is not None and seen == self._seen:
+        seen = fingerprint(self._directory)
+        if seen == self._seen:
             return self._problems or Unchanged()
         found = self.compiler.compile(self._directory, self._policy.bundle, at)
         if isinstance(found, Failed):
             return found
         policy = _placed(found.bundle, self._pod) if isinstance(found, Compiled) else found
-        self._seen = seen
+        self._seen = None if abs(at * 1e9 - seen.newest) < SETTLED else seen
         if isinstance(policy, list):
             return self._bad(policy)
         self._problems = []
@@ -114,7 +119,7 @@ class BundleSource:
         return self._problems
 
     def _let_go(self, replaced: LoadedPolicy) -> None:
-        tenants, hashes = list(replaced.bundle.tenants.values()), list(replaced.bundle.hashes.values())
+        tenants, hashes = dict(replaced.bundle.tenants), dict(replaced.bundle.hashes)  # which the collector forgets
         replaced.forget(self.pause)
         del replaced
         let_go(self.pause, tenants, hashes)

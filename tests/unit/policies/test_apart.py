@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from policies.apart import MODULE, ProcessCompiler
+from policies.apart import _NEEDED, MODULE, ProcessCompiler
 from policies.bundle import Bundle, compile_bundle
 from policies.reading import Compiled, Failed, Here
 from policies.source import BundleSource, Loaded, Pod, Unchanged
+from policies.spawning import Child
 from tests.support.policy import DEMO_BUNDLE
 
 POD = Pod("eu-west-1", "EU", "EU")
@@ -137,6 +138,52 @@ def test_whatever_becomes_of_the_process_the_old_bundle_stays(
     assert source.stirred(), "it was not the directory's fault: the next look tries again"
     source.compiler = compiler()
     assert isinstance(source.reload(), Loaded)
+
+
+def test_it_is_told_no_secret(source: BundleSource, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What reads a bundle needs neither the database's password nor a pepper."""
+    monkeypatch.setenv("PGPASSWORD", "hush")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    edit(directory / "plans.yaml", "burst: 400", "burst: 300")
+    seen = directory.parent / "environment"
+    source.compiler = compiler(
+        "sh", "-c", f"tr '\\0' '\\n' < /proc/self/environ > {seen}; exec {sys.executable} -m {MODULE}"
+    )
+    assert isinstance(source.reload(), Loaded)
+    told = dict(line.split("=", 1) for line in seen.read_text().splitlines())
+    assert told["LC_ALL"] == "C.UTF-8"
+    assert "hush" not in seen.read_text()
+    assert not [name for name in told if not name.startswith(("LC_", "PYTHON")) and name not in _NEEDED]
+
+
+def test_it_goes_with_whoever_asked(directory: Path, tmp_path: Path) -> None:
+    """Killed itself, that can't end it."""
+    program = f"""
+import os, signal, sys
+from policies.spawning import Child
+child = Child((sys.executable, "-m", "{MODULE}"), dict(os.environ))
+print(child.pid, flush=True)
+while open(f"/proc/{{child.pid}}/oom_score_adj").read() != "1000\\n":
+    pass
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    asking = Child((sys.executable, "-c", program), dict(os.environ))
+    child = int(os.read(asking.stdout, 100))
+    assert asking.ended(60.0) == -signal.SIGKILL
+    asking.end()
+    while Path(f"/proc/{child}").exists():  # until the kernel, or whoever adopts it, is done
+        os.sched_yield()
+
+
+def test_nothing_piles_up(source: BundleSource, directory: Path) -> None:
+    edit(directory / "plans.yaml", "burst: 400", "burst: 300")
+    before = sorted(Path("/proc/self/fd").iterdir())
+    for command in (("false",), ("/nonexistent",), ("sh", "-c", "exec cat"), (sys.executable, "-m", MODULE)):
+        source.compiler = compiler(*command)
+        source.reload()
+        assert sorted(Path("/proc/self/fd").iterdir()) == before
+        assert Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text() == ""
+    assert b"burst: 300" in source.current().bundle.files["plans.yaml"]
 
 
 def test_no_process_to_be_had(source: BundleSource, directory: Path) -> None:

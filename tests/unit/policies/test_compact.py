@@ -14,7 +14,7 @@ _ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Reply)
 
 def handed_over(bundle: Bundle, before: Bundle) -> Bundle:
     """Through bytes, as between two processes."""
-    known = Store()
+    known = Store(keeps_parts=True)
     list(rows(before.tenants.values(), Pack(), known))
     taking = Taking(before, known)
     for reply in replies(bundle, before, known, "changes"):
@@ -72,6 +72,7 @@ def test_sharing_changes_no_value() -> None:
     [
         [],
         [Rows([["a", "a", "a", True, *[999] * 8, None, 999, 999, 999]])],
+        [Rows([["a", "a", "a", True, *[-1] * 8, None, -1, -1, -1]])],
         [Rows([["a", "a"]])],
         [Parts([b"\x05abc"])],
         [Parts([b"\xff"])],
@@ -82,6 +83,7 @@ def test_sharing_changes_no_value() -> None:
     ids=[
         "no head",
         "a part never given",
+        "a part before the first",
         "half a row",
         "a part that is none",
         "a field that is none",

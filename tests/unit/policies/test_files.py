@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,11 @@ def test_bounds_hold(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "tenants/pipe.yaml:1:1: not a file",
     ]
     monkeypatch.setattr(files, "MAX_FILES", 3)
-    assert len(fingerprint(bundle)) == 4, "polled, so bounded too"
+    before = fingerprint(bundle)
+    os.utime(bundle / "tenants" / "huge.yaml", (1, 1))
+    assert fingerprint(bundle) == before, "polled, so bounded too: the fifth of five files is not looked at"
+    os.utime(bundle / "bundle.yaml", (1, 1))
+    assert fingerprint(bundle) != before
     assert told(bundle)[-1] == f"plans.yaml:1:1: a bundle holds at most 3 files and {files.MAX_BYTES} bytes"
 
 
@@ -134,6 +139,27 @@ def test_the_digest_is_of_paths_and_bytes_only(bundle: Path) -> None:
     assert fingerprint(bundle) != seen, "the fingerprint is only a hint to look again"
     assert digest(before).startswith("sha256:")
     assert digest(dict(reversed(before.items()))) == digest(before)
+
+
+@pytest.mark.parametrize("edit", ["in place", "as another file"])
+def test_an_edit_that_keeps_size_and_mtime_is_seen(bundle: Path, edit: str) -> None:
+    path = bundle / "plans.yaml"
+    before, was = fingerprint(bundle), path.stat()
+    written = path if edit == "in place" else bundle / ".plans.yaml"
+    while not written.exists() or written.stat().st_ctime_ns == was.st_ctime_ns:  # a tick of the clock at most
+        written.write_bytes(b"! plans.yaml\n")
+    os.utime(written, ns=(was.st_atime_ns, was.st_mtime_ns))
+    written.replace(path)
+    now = path.stat()
+    assert (now.st_size, now.st_mtime_ns) == (was.st_size, was.st_mtime_ns)
+    assert fingerprint(bundle) != before
+
+
+def test_what_cannot_be_looked_at_is_no_news_each_time(bundle: Path) -> None:
+    (bundle / "tenants" / "dangling.yaml").symlink_to("nowhere.yaml")
+    assert fingerprint(bundle) == fingerprint(bundle) != fingerprint(bundle / "tenants")
+    shutil.rmtree(bundle)
+    assert fingerprint(bundle) == fingerprint(bundle)
 
 
 def test_no_two_sets_of_files_have_one_digest() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from policies import framing
 from policies.compact import Archive, End, Reply
 from policies.framing import MESSAGE_MAX, Broken, Reader, Writer
 
@@ -71,3 +72,15 @@ def test_the_reader_goes(pipe: tuple[int, int]) -> None:
     os.close(inward)
     with pytest.raises(Broken, match="ended early"):
         Writer(outward, plenty).write(End())
+
+
+def test_nor_are_there_messages_without_end(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    inward, outward = pipe
+    monkeypatch.setattr(framing, "TOTAL_MAX", 1000)
+    writer, reader = Writer(outward, plenty), Reader[Reply](inward, Reply, plenty)
+    for _ in range(3):
+        writer.write(Archive(bytes(300)))
+        reader.read()
+    writer.write(Archive(bytes(300)))
+    with pytest.raises(Broken, match="more than 1000 bytes in all"):
+        reader.read()

@@ -133,6 +133,25 @@ def test_a_touched_but_equal_directory_is_unchanged(directory: Path) -> None:
     assert source.current() is good
 
 
+def test_what_was_changed_a_moment_ago_is_looked_at_once_more(directory: Path) -> None:
+    """Files tell time by ticks: an edit in the tick of the last look changes nothing that can be looked at."""
+    source = opened(directory)
+    edit(directory / "plans.yaml", "burst: 400", "burst: 300")
+    changed = max(path.stat().st_ctime_ns for path in directory.rglob("*") if path.is_file()) / 1e9
+    assert isinstance(source.reload(changed + 0.01), Loaded)
+    assert source.stirred(), "it may have been changed since, within the tick"
+    assert isinstance(source.reload(changed + 1.0), Unchanged)
+    assert not source.stirred()
+
+
+def test_a_directory_that_is_gone_is_judged_once(directory: Path) -> None:
+    """Not by a new process each second."""
+    source = opened(directory)
+    shutil.rmtree(directory)
+    assert isinstance(source.reload(1e9), list)
+    assert not source.stirred()
+
+
 def test_a_directory_that_is_being_written_is_not_half_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, edits = reading.read_files, iter(range(2))
 
