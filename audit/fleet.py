@@ -98,6 +98,15 @@ class _Known:
     closed: bool
 
 
+def head_due(told: float, at: float) -> bool:
+    """Whether a growing log's head is to be told again, from when it last was (seconds since the epoch).
+
+    It is, too, where that lies far in the future: a clock was set back, and until it had caught up nothing outside the
+    log would vouch for what is added to it. A minute ahead may be another pod's clock.
+    """
+    return abs(at - told) >= HEAD_SECONDS
+
+
 class Fleet:
     """One shipper's part in the fleet's log. Not for several threads at once."""
 
@@ -216,7 +225,7 @@ class Fleet:
             tree = Frontier.unpack(row.next_position, bytes(row.frontier))
             ends = row.log in closing
             grown = known is None or tree.size != known.size
-            due = known is None or known.closed or now.timestamp() - known.at >= HEAD_SECONDS or ends
+            due = known is None or known.closed or head_due(known.at, now.timestamp()) or ends
             if tree.size and ((grown and due) or (ends and not (known and known.closed))):
                 root = base64.b64encode(tree.root).decode()
                 kind = "closed" if ends else "head"

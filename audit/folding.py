@@ -75,9 +75,12 @@ class Folding:
             return True
 
     def due(self, at_ns: int, *, now: bool = False) -> list[Folded]:
-        """What a window that has ended counted; ``now``: whether it has ended or not."""
+        """What a window that has ended counted; ``now``: whether it has ended or not.
+
+        It has, too, where it began in what is now the future: the clock was set back.
+        """
         with self._lock:
-            if self._since_ns is None or (not now and at_ns - self._since_ns < WINDOW_S * 1e9):
+            if self._since_ns is None or (not now and abs(at_ns - self._since_ns) < WINDOW_S * 1e9):
                 return []
             folded = [*self._folded.values()]
             self._whole, self._folded, self._all, self._since_ns = {}, {}, 0, None

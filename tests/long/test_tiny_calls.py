@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.tiny import run
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 CALLS = 1_000_000
 
 

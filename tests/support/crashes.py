@@ -78,15 +78,23 @@ def _logging_to(log: str) -> None:
 class Children:
     """The sidecar and its shipper, each at most once, started and killed."""
 
-    def __init__(self, config: Path, directory: Path) -> None:
-        self._config, self._directory = config, directory
+    def __init__(
+        self,
+        config: Path,
+        directory: Path,
+        *,
+        serve: Callable[[str, str], None] = serve_for_real,
+        ship: Callable[[str, str], None] = ship_process,
+    ) -> None:
+        self._config, self._directory, self._bodies = config, directory, {"serve": serve, "ship": ship}
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["tests.support.crashes"])
         self._running: dict[str, ForkServerProcess] = {}
 
     def start(self, name: str) -> None:
-        target = serve_for_real if name == "serve" else ship_process
-        child = self._context.Process(target=target, args=(str(self._config), str(self._directory / f"{name}.log")))
+        child = self._context.Process(
+            target=self._bodies[name], args=(str(self._config), str(self._directory / f"{name}.log"))
+        )
         child.start()
         self._running[name] = child
 

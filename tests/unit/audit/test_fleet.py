@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from audit.fleet import FLEET, FileAnchor, Fleet, body_of, event_body, read_notes
+from audit.fleet import FLEET, FileAnchor, Fleet, body_of, event_body, head_due, read_notes
 from audit.logbook import ForkError, log_signer, origin_of
 from audit.merkle import Frontier, leaf_hash
 from audit.rows import EVENT_COLUMNS
@@ -23,6 +23,11 @@ def note(size: int) -> str:
     signer = log_signer(ROOT, origin_of("EU", FLEET))
     tree = Frontier().extended(leaf_hash(b"%d" % n) for n in range(size))
     return signer.sign(Checkpoint(signer.verifier.name, size, tree.root).text)
+
+
+def test_a_head_is_told_each_minute_and_again_where_the_clock_was_set_back() -> None:
+    seen = [head_due(3600.0, at) for at in (3600.0, 3659.9, 3660.0, 3590.0, 3540.0, 0.0)]
+    assert seen == [False, False, True, False, True, True]
 
 
 def test_the_last_whole_note_of_an_anchor_counts(tmp_path: Path) -> None:

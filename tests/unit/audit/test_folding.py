@@ -34,6 +34,16 @@ def test_the_first_are_recorded_the_others_counted_and_told_once() -> None:
     assert not folding.folds("KEY_UNKNOWN", "10.0.0.0/24", 10**15), "a new window, new examples"
 
 
+def test_a_clock_set_back_an_hour_ends_the_window_and_holds_back_no_count() -> None:
+    folding, hour = Folding(), 3600 * SECOND
+    folding.folds("R", "n", hour, whole=0)
+    assert folding.due(hour - SECOND) == [], "another thread's clock may be read before ours"
+    (told,) = folding.due(SECOND)
+    assert told.count == 1
+    folding.folds("R", "n", 2 * SECOND, whole=0)
+    assert folding.due(3 * SECOND) == []
+
+
 def test_a_flood_from_everywhere_takes_bounded_memory_and_loses_no_count() -> None:
     folding = Folding()
     sent = 5 * WHOLE_ALL

@@ -1,6 +1,7 @@
 """Sends a response every so often; a cancel is noticed before each of them and every 10 ms between.
 
-The sampling parameter ``say`` is told in pieces of five characters, in place of words.
+The sampling parameter ``say`` is told in pieces of five characters, in place of words; ``say_hex``, bytes in
+hexadecimal, in pieces of five bytes, which may end amid a character.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class Stream:
         self.id = request.request_id()
         self.sender = request.get_response_sender()
         self.prompt_tokens = len(given["text_input"].split())
-        said = sampling.get("say", "")
+        said = sampling.get("say", "") or bytes.fromhex(sampling.get("say_hex", ""))
         self.pieces = [said[at : at + 5] for at in range(0, len(said), 5)]
         self.count = len(self.pieces) or int(given.get("count", sampling.get("max_tokens", 10)))
         self.delay_s = float(given.get("delay_ms", sampling.get("delay_ms", 10))) / 1000
@@ -76,7 +77,8 @@ class Stream:
         self.sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def response(self, text, *, tokens, reason):
-        outputs = {"text_output": np.array([text.encode()], dtype=np.object_)}
+        said = text.encode() if isinstance(text, str) else text
+        outputs = {"text_output": np.array([said], dtype=np.object_)}
         if self.given.get("return_finish_reason"):
             outputs["finish_reason"] = np.array([reason.encode()], dtype=np.object_)
         if self.given.get("return_num_input_tokens"):
