@@ -175,11 +175,12 @@ def judge(
 def _agrees(call: Seen, record: dict[str, Any], *, upstream_failed: bool) -> None:
     outcome, output = record["outcome"], record["output"] or ""
     failed = ("failed",) if upstream_failed else ()
-    if call.kind in ("refused", "refused in-band", "throttled") and call.answered and (call.refused or call.in_band):
+    told = call.answered and (call.refused or call.in_band != "")
+    if told and (call.kind in ("refused", "refused in-band") or call.code == "RESOURCE_EXHAUSTED"):
         assert outcome == "refused", (call, record)
     elif call.kind == "unary" and call.code == "OK":
         assert outcome == "completed", (call, record)
-    elif call.kind in ("unary", "stream", "cancelled") and (call.in_band or call.refused):
+    elif told:  # also whom its limit let through once a minute
         assert outcome in ("failed", "refused"), (call, record)  # Triton itself had gone, say
     elif call.kind in ("stream", "cancelled") and call.final:
         assert (outcome, output) == ("completed", call.text), (call, record)

@@ -100,5 +100,12 @@ def test_what_a_client_was_told_is_what_is_recorded(call: Seen, outcome: str) ->
         judged(call, recorded(0, outcome))
 
 
+def test_whom_its_limit_let_through_may_meet_a_triton_that_is_away() -> None:
+    call = Seen("throttled", "c/1", "UNAVAILABLE", refused=True)
+    assert judged(call, recorded(0, "failed")) == []
+    with pytest.raises(AssertionError):
+        judged(call, recorded(0, "completed"))
+
+
 def test_where_triton_itself_failed_calls_may_have_failed_of_it() -> None:
     assert judged(Seen("stream", "c/1", "DEADLINE_EXCEEDED"), recorded(0, "failed"), upstream_failed=True) == []
