@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, assert_never
 
@@ -37,8 +37,7 @@ class Place:
     telemetry: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CallRecord:
+class CallRecord(msgspec.Struct, frozen=True):
     """One call, whole. ``facts`` and ``end`` are the journal's own values; texts are parts in order."""
 
     place: Place
@@ -54,8 +53,7 @@ class CallRecord:
         return moment(self.facts.started_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class EventRecord:
+class EventRecord(msgspec.Struct, frozen=True):
     """Whatever else belongs in the log."""
 
     place: Place
@@ -80,12 +78,11 @@ def event_record(place: Place, sequence: int, at_ns: int, kind: str, **detail: b
 # --- joining ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(msgspec.Struct):
     first: int
     facts: CallFacts
     place: Place
-    texts: list[bytes] = field(default_factory=list)
+    texts: list[bytes] = []
     held: int = 0  # bytes of prompt and output kept
     end: int = 0  # offset after the last output seen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -60,8 +61,12 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     @property
     def grown(self) -> Frontier:
         """The tree after it."""
-        leaves = self.leaves
-        return self.frontier.extended(leaves[at : at + 32] for at in range(0, len(leaves), 32))
+        return _grown(self.first, self.before_hashes, self.leaves)
+
+
+@lru_cache(maxsize=4)  # asked for where it is kept, claimed and stored; a batch has thousands of leaves
+def _grown(first: int, hashes: bytes, leaves: bytes) -> Frontier:
+    return Frontier.unpack(first, hashes).extended(leaves[at : at + 32] for at in range(0, len(leaves), 32))
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -32,6 +32,8 @@ from sidecar.core.model import Secret
 
 __all__ = ["Follower", "read_identity", "read_shipped", "write_identity", "write_shipped"]
 
+READ_BYTES: Final = 8 * 2**20  # of entries read at once; one entry may be larger
+_SKIPPED: Final = 1000  # entries at once that were read before
 _SHIPPED: Final = "shipped"
 _IDENTITY: Final = "identity"
 _POLL_S: Final = 0.02
@@ -107,12 +109,32 @@ class Follower:
         while (item := self._step()) is not None:
             yield item
 
-    def read(self, limit: int) -> list[tuple[int, bytes, SegmentInfo]]:
-        """Up to ``limit`` entries that are there now; empty at the end. Raises OSError."""
+    def read(self, limit: int, nbytes: int = READ_BYTES) -> list[tuple[int, bytes, SegmentInfo]]:
+        """Up to ``limit`` entries that are there now, or about ``nbytes`` of them; empty at the end. Raises OSError."""
         items: list[tuple[int, bytes, SegmentInfo]] = []
-        while len(items) < limit and (item := self._step()) is not None:
-            items.append(item)
+        while len(items) < limit and nbytes > 0:
+            items += (found := self._whole(limit - len(items), nbytes))
+            if not found:
+                if (item := self._step()) is None:
+                    break
+                items.append(item)
+                found = [item]
+            nbytes -= sum(len(entry) for _, entry, _ in found)
         return items
+
+    def _whole(self, limit: int, nbytes: int) -> list[tuple[int, bytes, SegmentInfo]]:
+        """Those that follow in the segment at hand, as long as nothing is amiss with it: what is, ``_step`` tells."""
+        reader, info = self._reader, self._info
+        if reader is None or info is None:
+            return []
+        while (before := self._next - info.first - reader.index) > 0:  # a restart begins within a segment
+            if not reader.run(min(before, _SKIPPED), nbytes):
+                return []
+        first = info.first + reader.index
+        entries = reader.run(limit, nbytes)
+        if entries:
+            self._next = first + len(entries)
+        return [(n, entry, info) for n, entry in enumerate(entries, first)]
 
     def wait(self, timeout: float) -> bool:
         """Whether the journal's files grew within ``timeout`` seconds (polls every 20 ms)."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from operator import add as _plus
+from operator import itemgetter
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -18,9 +20,20 @@ SUMS: Final = (
     "calls", "input_tokens", "output_tokens", "exact_input_tokens", "exact_output_tokens", "estimated_calls",
     "request_bytes", "response_bytes", "call_ns", "compute_ns", "kv_byte_ms",
 )  # fmt: skip
-_AT: Final = {name: at for at, name in enumerate(CALL_COLUMNS)}
+_HOUR: Final = timedelta(hours=1)
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 _KEY: Final = ("hour", "tenant", "model", "key_id", "log")
 _NOTHING: Final = (0,) * len(SUMS)
+
+def _columns(*names: str) -> Callable[[list[Any]], tuple[Any, ...]]:
+    return itemgetter(*map(CALL_COLUMNS.index, names))
+
+
+_of: Final = _columns("outcome", "tenant", "model", "key_id")
+_spent: Final = _columns(
+    "input_tokens", "output_tokens", "duration_ns", "input_exact", "output_exact", "request_bytes", "response_bytes",
+    "kv_byte_ms",
+)  # fmt: skip
 
 Key = tuple[datetime, str, str, str]
 
@@ -31,24 +44,25 @@ def summed(rows: Iterable[CallRow]) -> dict[Key, tuple[int, ...]]:
     ``compute_ns`` is of calls without tokens, which are charged for their time.
     """
     found: dict[Key, tuple[int, ...]] = {}
+    hour = until = _EARLIEST
     for row in rows:
-        value = row.values
-        if value[_AT["outcome"]] == "refused" or not value[_AT["model"]]:
+        outcome, tenant, model, key_id = _of(row.values)
+        if outcome == "refused" or not model:
             continue
-        hour = row.started.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
-        key = (hour, value[_AT["tenant"]], value[_AT["model"]], value[_AT["key_id"]])
-        into = found.get(key, _NOTHING)
-        found[key] = tuple(map(int.__add__, into, _used(value)))
+        if not hour <= row.started < until:
+            hour = row.started.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+            until = hour + _HOUR
+        key = (hour, tenant, model, key_id)
+        found[key] = tuple(map(_plus, found.get(key, _NOTHING), _used(row.values)))
     return found
 
 
 def _used(value: list[Any]) -> tuple[int, ...]:
-    tokens_in, tokens_out, spent = value[_AT["input_tokens"]], value[_AT["output_tokens"]], value[_AT["duration_ns"]]
-    exact_in, exact_out = value[_AT["input_exact"]], value[_AT["output_exact"]]
+    tokens_in, tokens_out, spent, exact_in, exact_out, request_bytes, response_bytes, held = _spent(value)
     return (
         1, tokens_in, tokens_out, tokens_in if exact_in else 0, tokens_out if exact_out else 0,
-        int(not (exact_in and exact_out)), value[_AT["request_bytes"]], value[_AT["response_bytes"]], spent,
-        0 if tokens_in or tokens_out else spent, value[_AT["kv_byte_ms"]],
+        int(not (exact_in and exact_out)), request_bytes, response_bytes, spent,
+        0 if tokens_in or tokens_out else spent, held,
     )  # fmt: skip
 
 

@@ -124,8 +124,7 @@ class OpenSegment:
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, gc=False):
     """A whole frame; the next one is at byte ``end``."""
 
     index: int
@@ -134,8 +133,7 @@ class Frame:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True, gc=False):
     """Damage from byte ``offset``: frames ``index`` up to, not including, ``resumes``, whose frame is at ``end``."""
 
     index: int
@@ -144,8 +142,7 @@ class Lost:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(msgspec.Struct, frozen=True, gc=False):
     """No further whole frame: ``left`` bytes that are none follow ``offset`` (0: a clean end)."""
 
     index: int
@@ -288,6 +285,41 @@ class FrameReader:
         self.index, self.offset = frame.index, frame.offset
         return lost
 
+    def run(self, most: int, nbytes: int) -> list[bytes]:
+        """The entries of the frames that follow, from ``index`` on, as long as each is whole and the one expected.
+
+        At most ``most``, and few bytes over ``nbytes``. What is not so, and the end, ``next`` tells. Raises OSError.
+        """
+        entries: list[bytes] = []
+        index, offset, until = self.index, self.offset, self.offset + nbytes
+        while len(entries) < most and offset < until:
+            at = offset - self._base
+            if at < 0 or at + FRAME_HEAD > len(self._buffer):
+                self._read(offset, FRAME_HEAD)
+                at = 0
+                if len(self._buffer) < FRAME_HEAD:
+                    break
+            mark, length, found, checksum = _FRAME.unpack_from(self._buffer, at)
+            if mark != _MARK or found != index or not OVERHEAD <= length <= MAX_ENTRY_BYTES + OVERHEAD:
+                break
+            end = at + FRAME_HEAD + length
+            if end > len(self._buffer):
+                self._read(offset, FRAME_HEAD + length)
+                at, end = 0, FRAME_HEAD + length
+                if len(self._buffer) < end:
+                    break
+            buffer = self._buffer
+            sealed = buffer[at + FRAME_HEAD : end]
+            if google_crc32c.extend(google_crc32c.value(buffer[at : at + _PREFIX.size]), sealed) != checksum:
+                break
+            entry = self._sealer.open(index, sealed)
+            if entry is None:
+                break
+            entries.append(entry)
+            index, offset = index + 1, offset + FRAME_HEAD + length
+        self.index, self.offset = index, offset
+        return entries
+
     def again(self) -> None:
         """Forget what was read ahead: the file may have grown, or been read while it was written."""
         self._buffer = b""
@@ -295,9 +327,12 @@ class FrameReader:
     def _bytes(self, offset: int, length: int) -> bytes:
         start = offset - self._base
         if start < 0 or start + length > len(self._buffer):
-            self._base, self._buffer = offset, os.pread(self._descriptor, max(length, _WINDOW), offset)
+            self._read(offset, length)
             start = 0
         return self._buffer[start : start + length]
+
+    def _read(self, offset: int, length: int) -> None:
+        self._base, self._buffer = offset, os.pread(self._descriptor, max(length, _WINDOW), offset)
 
     def _frame(self, offset: int) -> Frame | None:
         """The whole, authentic frame at ``offset`` that is not before the one expected."""

@@ -67,6 +67,7 @@ class Shipper:
         self._read = -1  # the last sequence that was read
         self._reached: float | None = None  # when the entry read last was made, or at the start the first one there is
         self._place: Place | None = None
+        self._checked: Place | None = None  # the one that entries may come from
         self._stored_at = self._looked_at = self._measured_at = 0.0
         self._journal = ""
         self._patience = Patience(parts, bounds, self.status, stop, self._measure)
@@ -107,7 +108,7 @@ class Shipper:
         self._reached = self._oldest()
         book = self._parts.book
         self.status.log = book.log
-        self._journal = journal
+        self._journal, self._checked = journal, None
         self._cursor = self._database.agree(journal)
         self._joiner, self._pending = Joiner(), _Pending()
         self._parts.vault.refresh()
@@ -179,19 +180,23 @@ class Shipper:
         return int(self._parts.now().timestamp() * 1e9)
 
     def _arrive(self, item: Item) -> None:
-        place = item.place
-        if place.journal != self._journal:
-            raise storing.FencedError("the journal was replaced by another")
-        if place.jurisdiction != self._parts.jurisdiction:
-            words = f"records of {place.jurisdiction!r} may not be stored in {self._parts.jurisdiction!r}"
-            raise store.WrongJurisdictionError(words)
-        self._place = place
-        self._take(item)
+        if item.place is not self._checked:  # the same for all of a segment
+            self._check(item.place)
+        if not self._take(item):
+            return
         bounds, pending = self._bounds, self._pending
         most = max(bounds.rows, bounds.rows_most) if self._behind else bounds.rows
         nbytes = pending.nbytes + _ROW_BYTES * len(pending.rows)
         if len(pending.rows) >= most or pending.nbytes >= bounds.nbytes or nbytes >= self._room:
             self._flush()
+
+    def _check(self, place: Place) -> None:
+        if place.journal != self._journal:
+            raise storing.FencedError("the journal was replaced by another")
+        if place.jurisdiction != self._parts.jurisdiction:
+            words = f"records of {place.jurisdiction!r} may not be stored in {self._parts.jurisdiction!r}"
+            raise store.WrongJurisdictionError(words)
+        self._place = self._checked = place
 
     def _next(self) -> Sequence[Item]:
         items = self._parts.source.read(self._bounds.read)
@@ -234,20 +239,23 @@ class Shipper:
 
     # --- from entry to row ----------------------------------------------------------------------------------------
 
-    def _take(self, item: Item) -> None:
-        if item.sequence <= self._read:
-            return
-        known = max(self._read, self._cursor.done)
-        if self._cursor.done >= 0 and item.sequence > known + 1:
+    def _take(self, item: Item) -> bool:
+        """Whether there are rows more than before."""
+        sequence, done, before = item.sequence, self._cursor.done, len(self._pending.rows)
+        if sequence <= self._read:
+            return False
+        known = max(self._read, done)
+        if done >= 0 and sequence > known + 1:
             self._gap(item, known + 1)
-        self._read = item.sequence
+        self._read = sequence
         try:
-            record = self._joiner.add(item.place, item.sequence, decode(item.data))
+            record = self._joiner.add(item.place, sequence, decode(item.data))
         except (msgspec.DecodeError, UnicodeError) as fault:
             # Not read again in vain: what was read before ``done`` has been kept before.
-            record = None if item.sequence <= self._cursor.done else self._rows.unreadable(item, self._position, fault)
-        if record is not None and item.sequence > self._cursor.done:
+            record = None if sequence <= done else self._rows.unreadable(item, self._position, fault)
+        if record is not None and sequence > done:
             self._add(record)
+        return len(self._pending.rows) > before
 
     def _gap(self, item: Item, first: int) -> None:
         """Entries are missing: that is a fact of the log too."""

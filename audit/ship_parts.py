@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import sqlalchemy as sa
 
 from audit.assemble import CallRecord, Place
@@ -21,8 +22,7 @@ from sidecar.core.model import Secret
 __all__ = ["Bounds", "Item", "JournalError", "Parts", "Source", "Status", "StoppedError"]
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True, gc=False):
     """One journal entry as it was written."""
 
     sequence: int

@@ -55,7 +55,6 @@ __all__ = [
 
 _LOG: Final = logging.getLogger("warden.ship")
 REPORT_SECONDS: Final = 1.0
-READ_BYTES: Final = 8 * 2**20  # of entries read at once; one entry may be larger
 LOCK_SECONDS: Final = 15.0  # to wait for the shipper before us to finish its batch
 SPANS_GRACE: Final = 3.0  # seconds to send what is queued on stop
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
@@ -86,19 +85,15 @@ class JournalSource:
     def read(self, limit: int) -> Sequence[Item]:
         """Raises OSError, also where the journal is sealed under another key: skipping it would let it be deleted."""
         follower, start = self._follower, self._follower.sequence
-        items = []
-        nbytes = 0
-        for sequence, data, info in follower:
-            nbytes += len(data)
-            items.append(Item(sequence, data, self._place(info)))
-            if len(items) >= limit or nbytes >= READ_BYTES:
-                break
+        found = follower.read(limit)
+        items = [Item(sequence, data, self._place(info)) for sequence, data, info in found]
         locked = next((fault for fault in follower.faults if fault.kind is FaultKind.KEY), None)
         if locked is not None:
             follower.faults.clear()
             follower.seek(start)
             raise OSError(locked.detail)
         if items:
+            nbytes = sum(len(item.data) for item in items)
             self._entry_bytes += (nbytes / len(items) - self._entry_bytes) * 0.1
         return items
 

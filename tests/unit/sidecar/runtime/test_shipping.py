@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from audit.follow import read_shipped
+from audit.follow import READ_BYTES, read_shipped
 from audit.journal import Bounds, Journal
 from audit.segments import Origin
 from sidecar.core.model import Secret
-from sidecar.runtime.shipping import READ_BYTES, JournalSource
+from sidecar.runtime.shipping import JournalSource
 
 ROOT = Secret(b"r" * 32)
 
