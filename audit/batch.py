@@ -73,10 +73,13 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Batch)
 
 
-def make_batch(place: Batch, rows: Sequence[Row], *, keys: Sequence[KeyRow], bundles: Sequence[StoredBundle]) -> Batch:
-    """``place`` with what it holds; the leaves are computed here."""
-    leaves = b"".join(map(leaf_of, rows))
-    return msgspec.structs.replace(place, rows=list(rows), leaves=leaves, keys=list(keys), bundles=list(bundles))
+def make_batch(
+    place: Batch, rows: Sequence[Row], leaves: Sequence[bytes] = (), *, keys: Sequence[KeyRow],
+    bundles: Sequence[StoredBundle],
+) -> Batch:  # fmt: skip
+    """``place`` with what it holds; ``leaves``: of its rows, where they are known."""
+    known = b"".join(leaves or map(leaf_of, rows))
+    return msgspec.structs.replace(place, rows=list(rows), leaves=known, keys=list(keys), bundles=list(bundles))
 
 
 def encode_batch(batch: Batch) -> bytes:

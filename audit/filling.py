@@ -12,7 +12,7 @@ from audit.batch import Batch, Row, make_batch
 from audit.keys import KeyFaultError
 from audit.record import Admitted, Entry, Event, Refused, decode
 from audit.redacting import redacted
-from audit.rows import call_row, event_row
+from audit.rows import call_row, event_row, leaf_of
 from audit.ship_parts import Item, Parts, Status
 
 __all__ = ["Rows", "ended_at", "made_at"]
@@ -24,20 +24,24 @@ class Rows:
     def __init__(self, parts: Parts, status: Status) -> None:
         self._parts, self.status = parts, status
 
-    def row(self, record: Record, position: int) -> Row:
-        """Raises KeyFaultError."""
+    def row(self, record: Record, position: int) -> tuple[Row, bytes]:
+        """And its leaf, made while the row's bytes are in the cache. Raises KeyFaultError."""
         book = self._parts.book
+        row: Row
         try:
             if isinstance(record, EventRecord):
-                return event_row(record, book.log, position)
-            kept, counts = redacted(record, self._parts.redaction_key.reveal())
-            return call_row(kept, self._parts.vault, book.log, position, counts)
+                row = event_row(record, book.log, position)
+            else:
+                kept, counts = redacted(record, self._parts.redaction_key.reveal())
+                row = call_row(kept, self._parts.vault, book.log, position, counts)
+            return row, leaf_of(row)
         except KeyFaultError:
             raise  # the record is sound; its key will come
         except Exception as fault:  # noqa: BLE001 — one record, whatever it is, must not hold up the others
             self.status.poisoned += 1
             instead = self._keep(record.place, record.sequence, position, _payload(record), f"cannot be a row: {fault}")
-            return event_row(instead, book.log, position)
+            row = event_row(instead, book.log, position)
+            return row, leaf_of(row)
 
     def _keep(self, place: Place, sequence: int, position: int, payload: bytes, words: str) -> EventRecord:
         """Put aside what cannot be stored; the event that stands for it says where."""

@@ -63,18 +63,20 @@ class LeafShape:
         for place in self._json:
             text = told[place]
             if not isinstance(text, str):
-                text = canonical_json(text)
-            told[place] = "" if text in _EMPTY else text
+                text = told[place] = canonical_json(text)
+            if text in _EMPTY:
+                told[place] = ""
         for place in self._sealed:
-            if told[place] is not None:
-                told[place] = _sha256(told[place]).digest()
+            if (sealed := told[place]) is not None:
+                told[place] = _sha256(sealed).digest()
         for place in self._times:
-            if told[place] is not None:
-                told[place] = (told[place] - _EPOCH) // _MICROSECOND
+            if (at := told[place]) is not None:
+                since = at - _EPOCH
+                told[place] = (since.days * 86400 + since.seconds) * 1_000_000 + since.microseconds
         wanted = told.copy()
         for place in self._kept:
             wanted[place] = told[place] is not None
-        return self._head + _ENCODER.encode(list(compress(zip(self._names, told, strict=True), wanted)))
+        return self._head + _ENCODER.encode([*compress(zip(self._names, told, strict=True), wanted)])
 
 
 def _plain(name: str, value: Any) -> Any:

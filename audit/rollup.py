@@ -25,6 +25,7 @@ _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 _KEY: Final = ("hour", "tenant", "model", "key_id", "log")
 _NOTHING: Final = (0,) * len(SUMS)
 
+
 def _columns(*names: str) -> Callable[[list[Any]], tuple[Any, ...]]:
     return itemgetter(*map(CALL_COLUMNS.index, names))
 

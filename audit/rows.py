@@ -10,11 +10,13 @@ from typing import Any, Final
 import msgspec
 
 from audit.assemble import CallRecord, Cleaner, EventRecord, evidence, moment
+from audit.fitting import fitted
 from audit.leaf import LeafShape, canonical_json
 from audit.merkle import leaf_hash
 from audit.record import CallFacts, Content, Settled
 from audit.vault import RecordSealer, Vault
 from audit.words import words_of
+from sidecar.core.model import Finding
 
 __all__ = [
     "CALL_COLUMNS", "EVENT_COLUMNS", "CallRow", "EventRow", "Identity", "call_row", "event_row", "leaf_of", "named_by",
@@ -37,6 +39,8 @@ CALL_COLUMNS: Final = (
     "kv_byte_ms",
 )  # fmt: skip
 
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_JSON: Final = msgspec.json.Encoder()  # of arrays of texts and integers, for which its text is the canonical one
 _NONE: Final[Mapping[str, int]] = {}
 
 EVENT_COLUMNS: Final = (
@@ -103,55 +107,50 @@ def call_row(record: CallRecord, vault: Vault, log: str, position: int, redacted
 
     Raises OverflowError for a time that no calendar has, or a number that no column holds; KeyFaultError.
     """
-    clean, facts = Cleaner(), record.facts
-    started = record.started
-    call_id, tenant = clean.index(facts.call_id), clean.index(facts.tenant)
-    subject = named_by(facts)
+    given, place = record.facts, record.place
+    subject = named_by(given)
+    named = given.principal != subject  # else whose it is, is sealed
+    told, changed = fitted(record, names=named)
+    facts = told.facts
+    started = moment(given.started_ns)
     sealer = vault.sealer(
-        tenant=tenant, days=facts.retention_days, day=started.date(), subject=subject, call_id=call_id
+        tenant=facts.tenant, days=facts.retention_days, day=started.date(), subject=subject, call_id=facts.call_id
     )
-    prompt_sealed, prompt_digest = _content(sealer, "prompt", facts.prompt.sha256, facts.prompt.parts)
+    prompt_sealed, prompt_digest = _content(sealer, "prompt", given.prompt.sha256, given.prompt.parts)
     identity = Identity(
-        facts.subject, facts.conversation, facts.principal, facts.peer, facts.request_id, facts.parameters
+        given.subject, given.conversation, given.principal, given.peer, given.request_id, given.parameters
     )
-    quoted = record.end.quoted if isinstance(record.end, Settled) else Content()
+    decision, unlike = _decision(record)
+    end, error, findings = _end_part(told, sealer)
+    changed = changed or unlike
     values = [
-        *_where(record, log, position, started, call_id),
-        tenant,
-        "" if facts.principal == subject else clean.index(facts.principal),
-        *_call_part(record, clean),
+        started, facts.call_id, place.sidecar, log, position, place.journal, record.first, record.sequence,
+        place.region, place.jurisdiction, moment(facts.decided_ns), facts.tenant, facts.principal if named else "",
+        facts.principal_kind, facts.issuer, facts.key_id, facts.method, facts.model, facts.version, facts.data_class,
+        facts.rule, facts.bundle, facts.level,
+        None if facts.retention_days is None else _fitting(facts.retention_days, 32),
+        facts.trace_id, facts.span_id, facts.parent_id, facts.sampled,
+        _JSON.encode(facts.tensors).decode() if facts.tensors else "[]",
+        facts.request_bytes, facts.requested_tokens,
         sealer.data_key,
-        sealer.seal("identity", msgspec.msgpack.encode(identity)),
-        sealer.lookup("conversation", facts.conversation) if facts.conversation else None,
-        prompt_sealed,
-        clean.number(facts.prompt.nbytes),
-        prompt_digest,
-        _cut(facts.prompt),
-        clean.text(facts.would_refuse),
-        clean.index(facts.alias),
-        clean.text(facts.routed_version),
-        clean.text(facts.route),
-        clean.text(facts.route_why),
-        _decision(record, clean),
-        *_end_part(record, clean, sealer),
-        None if quoted.parts is None else sealer.seal("error", msgspec.msgpack.encode(quoted.parts)),
-        clean.number(quoted.nbytes),
-    ]
-    found = facts.findings + (record.end.findings if isinstance(record.end, Settled) else ())
-    values += [
-        canonical_json([msgspec.structs.astuple(each) for each in found]) if found else "[]",
+        sealer.seal("identity", _ENCODER.encode(identity)),
+        sealer.lookup("conversation", given.conversation) if given.conversation else None,
+        prompt_sealed, facts.prompt.nbytes, prompt_digest, _cut(given.prompt),
+        facts.would_refuse, facts.alias, facts.routed_version, facts.route, facts.route_why, decision,
+        *end, *error, findings,
         canonical_json(dict(redacted)) if redacted else "{}",
-        clean.changed,
-    ]
-    held = clean.number(record.end.kv_byte_ms) if isinstance(record.end, Settled) else 0
-    values += [sealer.seal("evidence", evidence(record)) if clean.changed else None, held]
+        changed,
+        sealer.seal("evidence", evidence(record)) if changed else None,
+        told.end.kv_byte_ms if isinstance(told.end, Settled) else 0,
+    ]  # fmt: skip
     nbytes = 1000 + sum(len(values[place]) for place in _SEALED if values[place] is not None)
-    terms = _terms(record, quoted, sealer) if facts.searchable else []
-    return CallRow(position, record.sequence, started, call_id, values, nbytes + 8 * len(terms), terms)
+    terms = _terms(record, sealer) if given.searchable else []
+    return CallRow(position, record.sequence, started, facts.call_id, values, nbytes + 8 * len(terms), terms)
 
 
-def _terms(record: CallRecord, quoted: Content, sealer: RecordSealer) -> list[int]:
+def _terms(record: CallRecord, sealer: RecordSealer) -> list[int]:
     """Of the texts that are kept, as they are kept: what was redacted finds nothing."""
+    quoted = record.end.quoted if isinstance(record.end, Settled) else Content()
     output = b"".join(record.output) if record.facts.level == "full" else b""
     texts = [*(record.facts.prompt.parts or ()), output, *(quoted.parts or ())]
     words, cut = words_of(text.decode("utf-8", "replace") for text in texts)
@@ -165,49 +164,14 @@ def _content(
     return sealer.content(column, digest, parts) if digest or parts is not None else (None, None)
 
 
-def _where(record: CallRecord, log: str, position: int, started: datetime, call_id: str) -> tuple[Any, ...]:
-    place = record.place
-    return (
-        started, call_id, place.sidecar, log, position, place.journal, record.first, record.sequence, place.region,
-        place.jurisdiction, moment(record.facts.decided_ns),
-    )  # fmt: skip
+def _decision(record: CallRecord) -> tuple[str, bool]:
+    """What a decision was made from beside the columns, so that it can be made again, under this bundle or another.
 
-
-def _call_part(record: CallRecord, clean: Cleaner) -> tuple[Any, ...]:
-    """From ``principal_kind`` to ``requested_tokens``."""
-    facts = record.facts
-    tensors = [[clean.text(t.name), clean.text(t.datatype), t.shape, t.nbytes] for t in facts.tensors]
-    return (
-        facts.principal_kind,
-        clean.text(facts.issuer),
-        clean.index(facts.key_id),
-        clean.text(facts.method),
-        clean.index(facts.model),
-        clean.text(facts.version),
-        clean.text(facts.data_class),
-        clean.text(facts.rule),
-        clean.text(facts.bundle),
-        facts.level,
-        None if facts.retention_days is None else _fitting(facts.retention_days, 32),
-        clean.index(facts.trace_id),
-        clean.text(facts.span_id),
-        clean.text(facts.parent_id),
-        facts.sampled,
-        canonical_json(tensors) if tensors else "[]",
-        clean.number(facts.request_bytes),
-        clean.number(facts.requested_tokens),
-    )
-
-
-def _decision(record: CallRecord, clean: Cleaner) -> str:
-    """What a decision was made from beside the columns, so that it can be made again, under this bundle or another."""
+    And whether any of it had to be altered.
+    """
     facts, place = record.facts, record.place
     models = None if facts.narrowed is None else tuple(facts.narrowed)
-    told, changed = _decided(
-        tuple(facts.roles), models, tuple(facts.classes), facts.would_rule, place.evidence, place.telemetry
-    )
-    clean.changed = clean.changed or changed
-    return told
+    return _decided(tuple(facts.roles), models, tuple(facts.classes), facts.would_rule, place.evidence, place.telemetry)
 
 
 @lru_cache(maxsize=4096)  # a tenant's calls are decided from the same few facts, one after another
@@ -223,39 +187,30 @@ def _decided(
     return clean.json(told), clean.changed
 
 
-def _end_part(record: CallRecord, clean: Cleaner, sealer: RecordSealer) -> tuple[Any, ...]:
-    """From ``settled_at`` to ``model_digest``."""
-    end, facts = record.end, record.facts
+def _end_part(told: CallRecord, sealer: RecordSealer) -> tuple[tuple[Any, ...], tuple[bytes | None, int], str]:
+    """From ``settled_at`` to ``model_digest``; the error's two columns; the findings."""
+    end, facts = told.end, told.facts
     if not isinstance(end, Settled):
         spent = max(0, facts.decided_ns - facts.started_ns)
-        told = (clean.index(end.reason), clean.text(end.detail), clean.text(end.internal))
-        tokens = clean.number(facts.prompt_tokens)
-        return (None, "refused", _fitting(end.status, 16), *told,
-                None, 0, None, False, tokens, 0, False, False, 0, 0, None, spent, "", None)  # fmt: skip
-    kept = record.output if facts.level == "full" else None
+        ended: tuple[Any, ...]
+        ended = (None, "refused", _fitting(end.status, 16), end.reason, end.detail, end.internal, None, 0, None, False,
+                 facts.prompt_tokens, 0, False, False, 0, 0, None, spent, "", None)  # fmt: skip
+        return ended, (None, 0), _findings(facts.findings)
+    kept = told.output if facts.level == "full" else None
     sealed, digest = _content(sealer, "output", end.output_sha256, kept)
-    return (
-        moment(end.at_ns),
-        clean.text(end.outcome),
-        _fitting(end.status, 16),
-        clean.index(end.reason),
-        "",
-        clean.text(end.internal),
-        sealed,
-        clean.number(end.output_bytes),
-        digest,
-        kept is not None and sum(map(len, record.output)) < end.output_bytes,
-        clean.number(end.input_tokens),
-        clean.number(end.output_tokens),
-        end.input_exact,
-        end.output_exact,
-        clean.number(end.responses),
-        clean.number(end.response_bytes),
-        None if end.first_response_ns is None else clean.number(end.first_response_ns),
-        clean.number(end.duration_ns),
-        clean.text(end.model_version),
-        clean.text(end.model_digest) or None,
-    )
+    ended = (
+        moment(end.at_ns), end.outcome, _fitting(end.status, 16), end.reason, "", end.internal, sealed,
+        end.output_bytes, digest, kept is not None and sum(map(len, kept)) < end.output_bytes, end.input_tokens,
+        end.output_tokens, end.input_exact, end.output_exact, end.responses, end.response_bytes,
+        end.first_response_ns, end.duration_ns, end.model_version, end.model_digest or None,
+    )  # fmt: skip
+    quoted = end.quoted
+    error = None if quoted.parts is None else sealer.seal("error", _ENCODER.encode(quoted.parts))
+    return ended, (error, quoted.nbytes), _findings(facts.findings + end.findings)
+
+
+def _findings(found: tuple[Finding, ...]) -> str:
+    return canonical_json([msgspec.structs.astuple(each) for each in found]) if found else "[]"
 
 
 def _fitting(value: int, bits: int) -> int:

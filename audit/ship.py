@@ -32,6 +32,7 @@ class _Pending:
     """The batch being filled: rows, what to tell when they are stored, and the first row's times."""
 
     rows: list[Row] = field(default_factory=list)
+    leaves: list[bytes] = field(default_factory=list)
     calls: list[CallRecord] = field(default_factory=list)
     digests: list[tuple[str, datetime]] = field(default_factory=list)
     nbytes: int = 0
@@ -135,8 +136,7 @@ class Shipper:
             items = () if stopping else self._patience.until_it_works(self._next, local=True)
             if not items:
                 self._reached = None
-            for item in items:
-                self._arrive(item)
+            self._take(items)
             self._tell_notes()
             if self._due(stopping=stopping):
                 self._flush()
@@ -179,16 +179,11 @@ class Shipper:
     def _now_ns(self) -> int:
         return int(self._parts.now().timestamp() * 1e9)
 
-    def _arrive(self, item: Item) -> None:
-        if item.place is not self._checked:  # the same for all of a segment
-            self._check(item.place)
-        if not self._take(item):
-            return
+    def _full(self) -> bool:
         bounds, pending = self._bounds, self._pending
         most = max(bounds.rows, bounds.rows_most) if self._behind else bounds.rows
-        nbytes = pending.nbytes + _ROW_BYTES * len(pending.rows)
-        if len(pending.rows) >= most or pending.nbytes >= bounds.nbytes or nbytes >= self._room:
-            self._flush()
+        rows = len(pending.rows)
+        return rows >= most or pending.nbytes >= bounds.nbytes or pending.nbytes + _ROW_BYTES * rows >= self._room
 
     def _check(self, place: Place) -> None:
         if place.journal != self._journal:
@@ -219,7 +214,6 @@ class Shipper:
         return (moved and (stopping or since >= self._bounds.cursor)) or since >= self._bounds.heard
 
     def _measure(self) -> None:
-        self._measured_at = self._parts.monotonic()
         self._look_at_disk()
         status = self.status
         waiting = self._waiting = self._parts.source.waiting()
@@ -229,6 +223,7 @@ class Shipper:
         # What waits unread was made after what was read last, and in a backlog just after.
         status.oldest_unshipped_at = self._reached if oldest is None and waiting else oldest
         status.open_calls = self._joiner.open_calls
+        self._measured_at = self._parts.monotonic()
 
     def _look_at_disk(self) -> None:
         """A quarter of what is free, so that the batch, its successor and what the journal still needs fit."""
@@ -239,23 +234,32 @@ class Shipper:
 
     # --- from entry to row ----------------------------------------------------------------------------------------
 
-    def _take(self, item: Item) -> bool:
-        """Whether there are rows more than before."""
-        sequence, done, before = item.sequence, self._cursor.done, len(self._pending.rows)
-        if sequence <= self._read:
-            return False
-        known = max(self._read, done)
-        if done >= 0 and sequence > known + 1:
+    def _take(self, items: Sequence[Item]) -> None:
+        """What they complete becomes rows; a batch that is full by it goes."""
+        for item in items:
+            place, sequence = item.place, item.sequence
+            if place is not self._checked:  # the same for all of a segment
+                self._check(place)
+            if sequence != self._read + 1 and not self._goes_on(item):
+                continue
+            self._read = sequence
+            try:
+                record = self._joiner.add(place, sequence, decode(item.data))
+            except (msgspec.DecodeError, UnicodeError) as fault:
+                # Not read again in vain: what was read before ``done`` has been kept before.
+                old = sequence <= self._cursor.done
+                record = None if old else self._rows.unreadable(item, self._position, fault)
+            if record is not None and sequence > self._cursor.done:
+                self._add(record)
+                if self._full():
+                    self._flush()
+
+    def _goes_on(self, item: Item) -> bool:
+        """Whether it was not read before; that entries before it are missing is told."""
+        known = max(self._read, self._cursor.done)
+        if item.sequence > self._read and self._cursor.done >= 0 and item.sequence > known + 1:
             self._gap(item, known + 1)
-        self._read = sequence
-        try:
-            record = self._joiner.add(item.place, sequence, decode(item.data))
-        except (msgspec.DecodeError, UnicodeError) as fault:
-            # Not read again in vain: what was read before ``done`` has been kept before.
-            record = None if sequence <= done else self._rows.unreadable(item, self._position, fault)
-        if record is not None and sequence > done:
-            self._add(record)
-        return len(self._pending.rows) > before
+        return item.sequence > self._read
 
     def _gap(self, item: Item, first: int) -> None:
         """Entries are missing: that is a fact of the log too."""
@@ -264,13 +268,14 @@ class Shipper:
         self._add(event_record(item.place, item.sequence - 1, at, "journal_gap", **missing))
 
     def _add(self, record: Record) -> None:
-        row = self._patience.until_it_works(lambda: self._rows.row(record, self._position), local=True)
+        row, leaf = self._patience.until_it_works(lambda: self._rows.row(record, self._position), local=True)
         pending = self._pending
         self._reached = ended_at(record)
         if pending.since is None:
             pending.since = self._parts.monotonic()
             pending.oldest = self._reached
         pending.rows.append(row)
+        pending.leaves.append(leaf)
         if isinstance(row, CallRow):
             pending.nbytes += row.nbytes
         if isinstance(record, CallRecord) and isinstance(row, CallRow) and self._parts.ended and record.facts.sampled:
@@ -355,6 +360,6 @@ class Shipper:
             if (content := read_bundle(parts.directory, digest)) is not None
         ]
         keys = parts.vault.made(row.values[_DATA_KEY] for row in pending.rows if isinstance(row, CallRow))
-        batch = make_batch(place, pending.rows, keys=keys, bundles=bundles)
+        batch = make_batch(place, pending.rows, pending.leaves, keys=keys, bundles=bundles)
         parts.book.keep(batch)
         return batch

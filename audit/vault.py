@@ -29,6 +29,8 @@ _POOL: Final = 4096
 CUT_TERM: Final = 0  # stands for the words of a record that are more than its index may hold
 _FORMAT: Final = b"\x03"  # under the record's key, the column as associated data
 _BY_COLUMN: Final = b"\x02"  # as before: under a key of its own for each column
+_RECORD: Final = b"warden record"
+_ENCODER: Final = msgspec.msgpack.Encoder()
 _CONTENT: Final = msgspec.msgpack.Decoder(tuple[bytes, list[bytes] | None])
 
 
@@ -68,6 +70,7 @@ class KeyRow(msgspec.Struct, frozen=True, array_like=True):
 class _Live:
     row: KeyRow
     secret: bytes
+    keyed: hashlib.blake2b  # ``record_key`` as far as it is the same for all records under this key
 
 
 class Vault:
@@ -92,7 +95,9 @@ class Vault:
                 self._live.popitem(last=False)
         else:
             self._live.move_to_end(place)
-        return RecordSealer(live.row.id, live.secret, tenant, call_id, self.random)
+        keyed, named = live.keyed.copy(), call_id.encode("utf-8", "surrogatepass")
+        keyed.update(b"%d:%b" % (len(named), named))  # as context_of
+        return RecordSealer(live.row.id, live.secret, keyed.digest(), self.random)
 
     def made(self, ids: Iterable[str]) -> list[KeyRow]:
         """Those of ``ids`` that the database may not have yet."""
@@ -127,7 +132,9 @@ class Vault:
             subject_mac=mac,
         )
         self._made[key_id] = row
-        return _Live(row, secret)
+        keyed = hashlib.blake2b(key=secret, digest_size=KEY_BYTES, person=_RECORD)
+        keyed.update(context_of((tenant, key_id)))
+        return _Live(row, secret, keyed)
 
 
 def seal_subject(secret: bytes, key_id: str, subject: bytes, random: Random) -> bytes:
@@ -175,19 +182,22 @@ class RecordSealer:
 
     __slots__ = ("_aead", "_random", "_secret", "data_key")
 
-    def __init__(self, data_key: str, secret: bytes, tenant: str, call_id: str, random: Random) -> None:
+    def __init__(self, data_key: str, secret: bytes, key: bytes, random: Random) -> None:
+        """``key`` is the record's (``record_key``)."""
         self.data_key, self._secret, self._random = data_key, secret, random
-        self._aead = AESGCM(record_key(secret, data_key, tenant, call_id))
+        self._aead = AESGCM(key)
 
     def seal(self, column: str, plain: bytes) -> bytes:
         """format (1) ‖ nonce (12) ‖ ciphertext and tag; bound to record and column."""
-        nonce, name = self._random(_NONCE), column.encode()
-        return b"".join((_FORMAT, nonce, self._aead.encrypt(nonce, plain, name)))
+        nonce = self._random(_NONCE)
+        return b"".join((_FORMAT, nonce, self._aead.encrypt(nonce, plain, column.encode())))
 
     def content(self, column: str, digest: bytes, parts: list[bytes] | None) -> tuple[bytes, bytes]:
         """(sealed, commitment): the texts where they are kept, with the salt that their digest is published under."""
-        salt = self._random(SALT_BYTES)
-        return self.seal(column, msgspec.msgpack.encode((salt, parts))), commitment(salt, digest)
+        drawn = self._random(SALT_BYTES + _NONCE)
+        salt, nonce = drawn[:SALT_BYTES], drawn[SALT_BYTES:]
+        sealed = self._aead.encrypt(nonce, _ENCODER.encode((salt, parts)), column.encode())
+        return b"".join((_FORMAT, nonce, sealed)), commitment(salt, digest)
 
     def lookup(self, kind: str, text: str) -> bytes:
         """8 bytes by which who holds the data key finds equal texts; nothing once it is destroyed."""
@@ -225,7 +235,7 @@ def terms(secret: bytes, words: Iterable[str]) -> list[int]:
 
 def record_key(secret: bytes, data_key: str, tenant: str, call_id: str) -> bytes:
     """32 bytes that open one record's columns and nothing else."""
-    return _derived(secret, b"warden record", context_of((tenant, data_key, call_id)))
+    return _derived(secret, _RECORD, context_of((tenant, data_key, call_id)))
 
 
 def open_column(key: bytes, column: str, sealed: bytes) -> bytes:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from audit.journal import FaultKind, Follower, JournalFault, write_shipped
 from audit.segments import segments_in
@@ -12,6 +16,7 @@ from tests.support.journal import (
     ROOT,
     SMALL,
     FaultyFiles,
+    crash,
     entries,
     filled,
     flip,
@@ -115,3 +120,35 @@ def test_a_follower_starts_at_the_oldest_there_is(tmp_path: Path) -> None:
     write_shipped(tmp_path, second - 1)
     assert journal.release() == 1
     assert entries(tmp_path)[0][0] == second
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 400), min_size=1, max_size=30),
+    limit=st.integers(1, 7),
+    nbytes=st.integers(1, 900),
+    start=st.integers(0, 30),
+    damage=st.floats(0, 1, exclude_max=True),
+)
+def test_entries_read_in_runs_are_those_read_one_by_one(
+    sizes: list[int], limit: int, nbytes: int, start: int, damage: float
+) -> None:
+    """Invariant: however much is read at once, across segments and damage, the same entries and faults come."""
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        journal = open_journal(directory, bounds=SMALL)
+        written(journal, *(b"x" * size for size in sizes))
+        crash(journal)
+        _, path = segments_in(directory)[0]
+        data = bytearray(path.read_bytes())
+        data[int(damage * len(data))] ^= 1
+        path.write_bytes(data)
+        one, many = (Follower(directory, ROOT, sequence=start) for _ in range(2))
+        singly, together = list(one), []
+        while found := many.read(limit, nbytes):
+            assert len(found) <= limit
+            together += found
+        assert together == singly
+        assert many.faults == one.faults
+        one.close()
+        many.close()
