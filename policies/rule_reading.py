@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from policies.access import Statement
-from policies.rules import GUARD_SCHEMA, GuardRules, Rule
+from policies.advice import words_of
+from policies.rules import GuardRules, Rule
 from policies.statements import nodes, problem, read_statements, unknown_names
 from policies.yamlfile import Problem, suggest
 
@@ -35,7 +36,8 @@ def compile_rules(
     problems: list[Problem] = []
     known: dict[str, Statement] = {}
     rules: dict[str, Rule] = {}
-    for statement, tree in read_statements(sources, GUARD_SCHEMA, ("id", "flag", "shadow"), known, problems):
+    words = words_of("guards.cedarschema")
+    for statement, tree in read_statements(sources, words, ("id", "flag", "shadow"), known, problems):
         if statement.effect == "permit":
             problems.append(problem(statement, "a permit; a rule on content forbids, and grants nothing", "permit"))
         if statement.id in guards:

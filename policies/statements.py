@@ -10,7 +10,9 @@ from typing import Any, Final
 
 import cedarpy
 
-from policies.access import ALLOW_LIST, MENTIONABLE, SCHEMA, Access, Statement, prepare
+from policies import advice
+from policies.access import ALLOW_LIST, MENTIONABLE, Access, Statement, prepare
+from policies.advice import Words, words_of
 from policies.yamlfile import Problem, suggest
 
 __all__ = ["compile_access", "nodes", "problem", "read_statements", "unknown_names"]
@@ -42,8 +44,10 @@ def compile_access(
     problems: list[Problem] = []
     known: dict[str, Statement] = {}
     mentions: set[str] = set()
-    for statement, tree in read_statements(sources, SCHEMA, ("id", "shadow"), known, problems):
+    words = words_of("warden.cedarschema")
+    for statement, tree in read_statements(sources, words, ("id", "shadow"), known, problems):
         problems += unknown_names(statement, tree, {"Tenant": tenants, "Group": groups})
+        problems += _unknown_principals(statement, tree, tenants)
         problems += _unknown_classes(statement, tree, classes)
         mentions |= _mentioned(tree)
     if len(known) > MAX_POLICIES:
@@ -55,12 +59,12 @@ def compile_access(
 
 def read_statements(
     sources: Mapping[str, bytes],
-    schema: cedarpy.Schema,
+    words: Words,
     annotations: Collection[str],
     known: dict[str, Statement],
     problems: list[Problem],
 ) -> Iterator[tuple[Statement, dict[str, Any]]]:
-    """Each policy, and Cedar's JSON of it, checked against ``schema``; those with an ``@id`` are put into ``known``."""
+    """Each policy, and Cedar's JSON of it, checked against a schema; those with an ``@id`` are put into ``known``."""
     for file, data in sources.items():
         for written in _split(file, _decode(file, data, problems), problems):
             tree = _parse(written, problems)
@@ -68,7 +72,7 @@ def read_statements(
                 continue
             statement = _named(written, tree, known, annotations, problems)
             known.setdefault(statement.id, statement)
-            problems += _invalid(statement, schema)
+            problems += _invalid(statement, tree, words)
             yield statement, tree
 
 
@@ -135,7 +139,7 @@ def _parse(statement: Statement, problems: list[Problem]) -> dict[str, Any] | No
     try:
         tree = json.loads(cedarpy.policies_to_json_str(statement.text))
     except ValueError as fault:
-        problems.append(problem(statement, f"not Cedar: {fault}", _near(str(fault))))
+        problems.append(problem(statement, f"not Cedar: {advice.not_cedar(str(fault))}", _near(str(fault))))
         return None
     except RecursionError:  # the JSON of a long chain of operators is as deep as the chain is long
         problems.append(problem(statement, "nested too deeply"))
@@ -148,14 +152,27 @@ def _parse(statement: Statement, problems: list[Problem]) -> dict[str, Any] | No
     return policy
 
 
-def _invalid(statement: Statement, schema: cedarpy.Schema) -> Iterable[Problem]:
+def _invalid(statement: Statement, tree: Mapping[str, Any], words: Words) -> Iterable[Problem]:
     """What the schema has against a policy: one problem a place, since Cedar tells each of them for every action."""
     found: dict[tuple[int, int], Problem] = {}
-    # Sorted, because Cedar tells them in any order.
-    errors = cedarpy.validate_policies(statement.text, schema).errors
-    for message in sorted(_PREFIX.sub("", error.error) for error in errors):
-        place = problem(statement, message, _near(message))
+
+    def tell(message: str, near: str) -> None:
+        place = problem(statement, message, near)
         found.setdefault((place.line, place.column), place)
+
+    # Sorted, because Cedar tells them in any order.
+    errors = sorted(
+        {_PREFIX.sub("", each.error) for each in cedarpy.validate_policies(statement.text, words.schema).errors}
+    )
+    for message in errors:
+        if message != advice.NOWHERE:
+            told, near = advice.told(words, message)
+            tell(told, near or _near(message))
+    for told, near in advice.silent_faults(words, nodes(tree)):
+        tell(told, near)
+    if advice.NOWHERE in errors and len(errors) == 1:  # else it follows from a name that isn't known
+        for told, near in advice.scope_faults(words, tree):
+            tell(told, near)
     return found.values()
 
 
@@ -199,6 +216,15 @@ def unknown_names(
         if known is not None and name not in known:
             message = f'{kind}::"{name}" is not in the bundle{suggest(name, known)}'
             yield problem(statement, message, f'{kind}::"{name}"')
+
+
+def _unknown_principals(statement: Statement, policy: Mapping[str, Any], tenants: Collection[str]) -> Iterator[Problem]:
+    """A caller's name begins with its tenant's; any other is nobody's, and the policy would silently never apply."""
+    for kind, name in literals(policy):
+        tenant, slash, _ = name.partition("/")
+        if kind == "Principal" and not (slash and tenant in tenants):
+            message = f'Principal::"{name}" is nobody: write its tenant, a slash and its name'
+            yield problem(statement, f"{message}{suggest(tenant, tenants)}", f'Principal::"{name}"')
 
 
 def nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -53,7 +53,7 @@ def test_what_a_tenant_may_not_say_of_content_and_keys(added: str, line: int, me
 @pytest.mark.parametrize(
     ("text", "place", "message"),
     [
-        ('@id("r") forbid(principal, action, resource)\nwhen { context.langth > 5 };', "2:", "`langth`"),
+        ('@id("r") forbid(principal, action, resource)\nwhen { context.langth > 5 };', "2:", 'no langth;'),
         ('@id("r") forbid(principal, action == Action::"infer", resource);', "1:", "infer"),
         ('@id("r") forbid(principal in Tenant::"acmee", action, resource);', "1:", 'did you mean "acme"'),
         ('@id("r") permit(principal, action, resource);', "1:", "grants nothing"),
