@@ -184,7 +184,9 @@ class Scanner:
         written = data[cut:].decode("utf-8", "surrogateescape")
         text = identifiers.plain(written)
         skipped = len(data[cut:begin].decode("utf-8", "surrogateescape"))
-        known = len(data[cut : max(cut, fresh)].decode("utf-8", "surrogateescape"))
+        # A character that ``fresh`` is in the middle of wasn't looked at with what stands before it.
+        since_when = _character(data, fresh) if fresh < len(data) else fresh
+        known = len(data[cut : max(cut, since_when)].decode("utf-8", "surrogateescape"))
         hidden = identifiers.hides(data[cut:])  # then nobody knows how far back one begins
         for place in kinds:
             number = len(self._patterns) + place

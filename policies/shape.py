@@ -123,9 +123,11 @@ def _members(items: Sequence[Any], *, ignoring: bool) -> Iterator[frozenset[int]
                 first, last = value
                 yield from (_character(code, ignoring=ignoring) for code in range(first, min(last, 0x7F) + 1))
                 if last > 0x7F:
-                    yield _BEYOND
+                    yield _character(last, ignoring=ignoring)
             case op.CATEGORY:
                 yield _CATEGORIES.get(value, _ANY)
+                if ignoring:  # \\w
+                    yield _BEYOND
             case _:  # turned round
                 yield _ANY
 

@@ -13,7 +13,7 @@ import cedarpy
 from policies import advice
 from policies.access import ALLOW_LIST, MENTIONABLE, Access, Statement, prepare
 from policies.advice import Words, words_of
-from policies.yamlfile import Problem, suggest
+from policies.yamlfile import Problem, odd_letter, suggest
 
 __all__ = ["compile_access", "nodes", "problem", "read_statements", "unknown_names"]
 
@@ -27,6 +27,7 @@ _CLOSING: Final = frozenset(")]}")
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TOKEN: Final = re.compile(r'//[^\n]*|"(?:\\.|[^"\\])*"|[()\[\]{};]|"')
 _QUOTED: Final = re.compile(r"`([^`]+)`|Action::\"([^\"]+)\"")
+_UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\x7e\x80-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]")
 _PREFIX: Final = re.compile(r"^for policy `[^`]*`, ")
 
 
@@ -77,11 +78,17 @@ def read_statements(
 
 
 def _decode(file: str, data: bytes, problems: list[Problem]) -> str:
+    """The file's text; "" where it can't be one."""
     try:
-        return data.decode("utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as fault:
-        problems.append(Problem(file, data.count(b"\n", 0, fault.start) + 1, 1, "", "not UTF-8"))
+        before = data[: fault.start].decode("utf-8-sig")
+        problems.append(_problem_at(file, before, len(before), "not UTF-8"))
         return ""
+    if (odd := _UNPRINTABLE.search(text)) is not None:
+        problems.append(_problem_at(file, text, odd.start(), f"character U+{ord(odd[0]):04X} is not allowed"))
+        return ""
+    return text
 
 
 def _split(file: str, source: str, problems: list[Problem]) -> Iterator[Statement]:
@@ -139,6 +146,10 @@ def _parse(statement: Statement, problems: list[Problem]) -> dict[str, Any] | No
     try:
         tree = json.loads(cedarpy.policies_to_json_str(statement.text))
     except ValueError as fault:
+        odd = _odd(statement) if str(fault) == "invalid token" else None
+        if odd is not None:  # Cedar doesn't say where
+            problems.append(odd)
+            return None
         problems.append(problem(statement, f"not Cedar: {advice.not_cedar(str(fault))}", _near(str(fault))))
         return None
     except RecursionError:  # the JSON of a long chain of operators is as deep as the chain is long
@@ -150,6 +161,18 @@ def _parse(statement: Statement, problems: list[Problem]) -> dict[str, Any] | No
     (policy,) = tree["staticPolicies"].values()
     assert isinstance(policy, dict)
     return policy
+
+
+def _odd(statement: Statement) -> Problem | None:
+    """The first character beyond ASCII that is in no string and no comment."""
+    bare = _TOKEN.sub(lambda found: " " * len(found[0]) if len(found[0]) > 1 else found[0], statement.text)
+    at = next((at for at, char in enumerate(bare) if not char.isascii()), None)
+    if at is None:
+        return None
+    down, across = _place(bare, at)
+    column = across if down > 1 else statement.column + across - 1
+    message = f"not Cedar: a letter beyond ASCII{odd_letter(bare[at])}, outside of strings and comments"
+    return Problem(statement.file, statement.line + down - 1, column, statement.id, message)
 
 
 def _invalid(statement: Statement, tree: Mapping[str, Any], words: Words) -> Iterable[Problem]:

@@ -25,6 +25,8 @@ __all__ = [
 _NUMBER: Final = r"\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*"
 _SIZE: Final = re.compile(rf"{_NUMBER}(B|KiB|MiB|GiB|TiB)?\s*")
 _SIZE_UNITS: Final = {None: 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+MOST_BYTES: Final = 2**53  # so that all that is added up stays exact, also where it is a float
+MOST_SECONDS: Final = 36_500 * 86_400.0  # in ns it is still 64 bits
 _DURATION: Final = re.compile(rf"{_NUMBER}(ms|s|m|h|d)\s*")
 _DURATION_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART: Final = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9])?)\s*%\s*")
@@ -40,7 +42,10 @@ def parse_size(value: Any) -> int:
     match = _SIZE.fullmatch(str(value)) if written else None
     if match is None:
         raise ValueError("is not a size; write a number with B, KiB, MiB, GiB or TiB")
-    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+    size = int(float(match[1]) * _SIZE_UNITS[match[2]])
+    if size > MOST_BYTES:
+        raise ValueError("is more than 8192TiB")
+    return size
 
 
 def parse_duration(value: Any) -> float:
@@ -48,7 +53,10 @@ def parse_duration(value: Any) -> float:
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("is not a duration; write a number with ms, s, m, h or d")
-    return float(match[1]) * _DURATION_UNITS[match[2]]
+    duration = float(match[1]) * _DURATION_UNITS[match[2]]
+    if duration > MOST_SECONDS:
+        raise ValueError("is more than 36500d")
+    return duration
 
 
 def parse_rate(value: Any) -> float:
@@ -74,7 +82,8 @@ def parse_moment(value: Any) -> float:
         if _MOMENT.fullmatch(value):
             return datetime.fromisoformat(value).timestamp()
     except (ValueError, OverflowError) as fault:
-        raise ValueError(f"is not a moment: {fault}") from None
+        words = "its zone is a day or more away" if "timedelta" in str(fault) else str(fault)
+        raise ValueError(f"is not a moment: {words}") from None
     raise ValueError(told)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from policies.yamlfile import MAX_PROBLEMS, Document, KeyPath, Problem, suggest
+from policies.yamlfile import MAX_PROBLEMS, Document, KeyPath, Problem, odd_letter, suggest
 
 __all__ = ["validate"]
 
@@ -35,7 +35,8 @@ def _problem(model: type[BaseModel], document: Document, error: ErrorDetails) ->
         case "missing":
             path, message = (*path, str(error["loc"][-1])), "required, and missing"
         case "extra_forbidden":
-            at_key, message = True, f"unknown key{suggest(str(path[-1]), _fields(model, path[:-1]))}"
+            key = str(path[-1])
+            at_key, message = True, f"unknown key{odd_letter(key)}{suggest(key, _fields(model, path[:-1]))}"
         case "model_type" | "model_attributes_type" | "dict_type" | "dataclass_type":
             message = "should be a mapping of keys to values"
         case "list_type" | "tuple_type" | "set_type" | "frozen_set_type":
@@ -44,6 +45,7 @@ def _problem(model: type[BaseModel], document: Document, error: ErrorDetails) ->
             # What is wrong with a mapping or a list as a whole is told at its name, where people look for it.
             at_key = "[key]" in error["loc"] or isinstance(_value_at(document, path), dict | list)
             message = _message(document, path, error)
+            path, message, at_key = _closer(document, path, message, at_key=at_key)
     return document.problem(path, message, at_key=at_key)
 
 
@@ -55,8 +57,26 @@ def _message(document: Document, path: KeyPath, error: ErrorDetails) -> str:
     if error["type"] in ("literal_error", "enum"):
         expected = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
         value = _value_at(document, path)
-        message += suggest(value, expected) if isinstance(value, str) else ""
+        message += f"{odd_letter(value)}{suggest(value, expected)}" if isinstance(value, str) else ""
+    elif error["type"] in ("int_type", "int_from_float"):
+        value = _value_at(document, path)
+        message += _INSTEAD.get(type(value), "")
     return message
+
+
+# What YAML of other versions reads as a number is text here, so that nobody means another number than another reads.
+_INSTEAD: Final = {
+    str: "; this is text, a number is plain decimal digits without quotes",
+    float: "; this is a fraction",
+}
+
+
+def _closer(document: Document, path: KeyPath, message: str, *, at_key: bool) -> tuple[KeyPath, str, bool]:
+    """What is said of a mapping as a whole, but begins with one of its keys, is told at that key."""
+    key, _, rest = message.partition(" ")
+    if rest.startswith("is ") and (*path, key) in document.keys:
+        return (*path, key), rest, True
+    return path, message, at_key
 
 
 def _value_at(document: Document, path: KeyPath) -> Any:

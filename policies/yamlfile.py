@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from ruamel.yaml.events import (
 )
 from ruamel.yaml.reader import ReaderError
 
-__all__ = ["Document", "KeyPath", "Position", "Problem", "dotted", "parse", "read", "suggest"]
+__all__ = ["Document", "KeyPath", "Position", "Problem", "dotted", "odd_letter", "parse", "read", "suggest"]
 
 MAX_BYTES: Final = 2**20
 MAX_DEPTH: Final = 20
@@ -109,8 +110,14 @@ def dotted(path: KeyPath) -> str:
         elif _SIMPLE_KEY.fullmatch(part):
             text += f".{part}" if text else part
         else:
-            text += f'["{part}"]'
+            text += f'["{part if part.isprintable() else part.encode("unicode_escape").decode()}"]'
     return text
+
+
+def odd_letter(name: str) -> str:
+    """Which letter of a name that should be ASCII isn't, since it may look as if it were: to be said after it."""
+    odd = next((char for char in name if not char.isascii()), None)
+    return "" if odd is None else f" (U+{ord(odd):04X} in it is {unicodedata.name(odd, 'no letter').lower()})"
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

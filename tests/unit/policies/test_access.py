@@ -212,7 +212,7 @@ def test_data_classes_are_the_bundle_s() -> None:
          ["a.cedar:1:1: a template; write the principal or resource instead of a ?slot"]),
         (f'@id("x") forbid({ANY})', ["a.cedar:1:1: a policy that doesn't end with a semicolon"]),
         (f'@id("x") forbid({ANY}) when {{ "a }};', ["a.cedar:1:53: a string that doesn't end"]),
-        (b"// \xff\n", ["a.cedar:1:1: not UTF-8"]),
+        (b"// \xff\n", ["a.cedar:1:4: not UTF-8"]),
         (f'@id("x") forbid({ANY}) when {{ ' + "(" * 5000 + "true" + ")" * 5000 + " };",
          [f"a.cedar:1:{53 + MAX_NESTING - 1}: nested deeper than {MAX_NESTING} brackets"]),
         (f'@id("x") forbid({ANY}) when {{ ' + "true && " * MAX_POLICY_CHARS + "true };",

@@ -32,7 +32,7 @@ HEAVY = "guards:\n" + "".join(
         (HEAVY, 0, r"the patterns together are \d+ instructions of RE2's, at most 200000"),
         ("guards:\n  - {id: a, on: output, then: deny, classes: [emial]}\n", 1, "no class 'emial'"),
         ("guards:\n  - {id: a, on: output, then: dney, classes: [email]}\n", 1, 'did you mean "deny"'),
-        ("guards:\n  - {id: a, on: output, then: deny, longer_than: 5}\n", 1, "longer_than is for prompts"),
+        ("guards:\n  - {id: a, on: output, then: deny, longer_than: 5}\n", 1, "longer_than: is for prompts"),
         ("guards:\n  - {id: a, on: output, then: deny, paterns: [x]}\n", 1, 'unknown key; did you mean "patterns"'),
         ("hold_back: {bytes: 1000000000, within: 1s}\n", 0, "less than or equal to 16384"),
         ("hold_back: {bytes: 0, within: 1s}\n", 0, "greater than 0"),

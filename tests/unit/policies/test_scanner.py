@@ -104,6 +104,14 @@ def test_numbers_in_pieces_and_the_whole_are_found_the_same(data: bytes, cuts: l
         assert chunked(data, list(range(0, len(data), size)), None, tool) == whole(data, tool)
 
 
+def test_a_cut_in_the_middle_of_what_follows_a_number_loses_nothing() -> None:
+    data = "SSN 536904399\U0001f600".encode()
+    tool = Scanner((), CLASSES)
+    assert whole(data, tool) == {CLASSES.index("national_id")}
+    for at in range(len(data)):
+        assert chunked(data, [at], None, tool) == whole(data, tool), at
+
+
 def test_a_long_text_is_found_the_same_however_it_is_cut() -> None:
     """As above, over many times the context: each planted thing somewhere, all cuts of one length."""
     chance = random.Random(5)
