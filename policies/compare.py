@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from policies.bundle import Bundle, Case
-from policies.explain import Asked, asked_of, question
+from policies.cases import asked_of
+from policies.differences import Difference, differences
+from policies.explain import Asked, Explanation, question, with_content
+from policies.grid import grid
 from policies.policy import LoadedPolicy
 from policies.residency import Place
-from policies.tenant import Tenant
-from sidecar.core.model import Action, Denial
+from sidecar.core.model import Denial
 
-__all__ = ["Answer", "Change", "Comparison", "compare", "grid"]
+__all__ = ["NO_REGION", "Answer", "Change", "Comparison", "compare"]
 
-MAX_MOMENTS: Final = 16  # dates after the first moment that are looked at
 NO_REGION: Final = "REGION_UNKNOWN"  # beside the reasons: a sidecar there would not take the bundle
-_DAY: Final = 86400.0
-_LITERAL: Final = re.compile(r'\bip\("([0-9a-fA-F.:]+)(?:/[0-9]+)?"\)')
-_NAMED: Final = re.compile(r'\bPrincipal::"([^"/]+)/([^"]+)"')
-_OUTSIDE: Final = "192.0.2.1"  # TEST-NET-1 (RFC 5737): in no network of anybody's
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A verdict as its caller meets it: ``allow`` or a reason; ``rule`` and ``shadow`` (a reason) come with it."""
+    """A verdict as its caller meets it: ``allow``, ``cut`` or a reason, with its ``rule`` and ``shadow`` (a reason).
+
+    ``found``: of a case's content, what guards find in it and what it is stored without.
+    """
 
     verdict: str
     rule: str = ""
     shadow: str = ""
+    found: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,10 @@ class Comparison:
     at: float
     asked: int = 0
 
+    def terms(self) -> Iterator[Difference]:
+        """What isn't a verdict: limits, guards, audit, dates, models and their like."""
+        return differences(self.old, self.new, self.at)
+
     def changes(self) -> Iterator[Change]:
         """Cases first, then the grid, each question once."""
         sides = _Side(self.old), _Side(self.new)
@@ -61,7 +65,7 @@ class Comparison:
         for asked, case in itertools.chain(cases.items(), of_grid):
             self.asked += 1
             old, new = (side.answer(asked) for side in sides)
-            if old.verdict != new.verdict:
+            if (old.verdict, old.found) != (new.verdict, new.found):
                 yield Change(asked, old, new, case)
 
     def _cases(self) -> Iterator[Case]:
@@ -93,103 +97,18 @@ class _Side:
         found = policy.authorise(*question(asked), asked.at)
         if isinstance(found, Denial):
             return Answer(found.reason, found.rule)
+        if asked.content is not None:
+            return _of_content(with_content(Explanation(found, (), self._bundle.digest), asked.content))
         shadow = found.would_refuse
         return Answer("allow", found.rule, "" if shadow is None else shadow.reason)
 
 
-# --- the grid -----------------------------------------------------------------------------------------------------
-
-
-def grid(old: Bundle, new: Bundle, at: float) -> Iterator[Asked]:
-    """Principals × models × actions × regions × data classes, and × addresses, hours and dates where those decide.
-
-    Tenants about which nothing can have changed are left out.
-    """
-    same = old.regions == new.regions and old.models == new.models and _texts(old) == _texts(new)
-    for name in sorted({*old.tenants, *new.tenants}):
-        before, after = old.tenants.get(name), new.tenants.get(name)
-        if not (same and before == after):
-            yield from _of_tenant(old, new, [each for each in (before, after) if each is not None], at)
-
-
-def _texts(bundle: Bundle) -> list[tuple[str, str]]:
-    return [(name, statement.text) for name, statement in bundle.access.statements.items()]
-
-
-def _of_tenant(old: Bundle, new: Bundle, sides: list[Tenant], at: float) -> Iterator[Asked]:
-    bundles = (old, new)
-    mentions = old.access.mentions | new.access.mentions
-    regions = sorted({*old.regions, *new.regions})
-    classes = ["", *sorted({name for side in sides for name in side.residency.classes})]
-    moments = _moments(sides, mentions, at)
-    sources = _sources(bundles) if "source" in mentions else [""]
-    whos = list(_whos(bundles, sides, mentions))
-    # Moments go outermost: what a policy remembers holds for one at a time.
-    for moment, who, (action, model), region, data_class, source in itertools.product(
-        moments, whos, _asks(bundles, sides), regions, classes, sources
-    ):
-        if who.roles & _MAY[action]:  # else the method table refuses it before any bundle is asked
-            yield replace(
-                who, model=model, action=action, region=region, data_class=data_class, source=source, at=moment
-            )
-
-
-# Of the method table (sidecar.triton.methods): whose methods of each kind some are.
-_MAY: Final = {
-    Action.INFER: frozenset({"tenant"}),
-    Action.METADATA: frozenset({"tenant", "operator", "admin"}),
-    Action.MANAGE: frozenset({"operator", "admin"}),
-}
-
-
-def _whos(bundles: Iterable[Bundle], sides: list[Tenant], mentions: frozenset[str]) -> Iterator[Asked]:
-    base = Asked(tenant=sides[0].name, model="", region="")
-    keys = {key for side in sides for key in side.keys or ()}
-    names = {
-        name
-        for bundle in bundles
-        for statement in bundle.access.statements.values()
-        for tenant, name in _NAMED.findall(statement.text)
-        if tenant == base.tenant
-    }
-    roles = [{"tenant"}, {"operator"}, {"admin"}, {"tenant", "operator"}] if "roles" in mentions else [
-        {"tenant"}, {"operator"},
-    ]  # fmt: skip
-    for role in roles:
-        yield replace(base, roles=frozenset(role))
-        yield from (replace(base, principal=name, roles=frozenset(role)) for name in sorted(names))
-        # Another key than those named stands for all the rest, where the kind of a credential matters.
-        for key in sorted(keys | ({"(another key)"} if keys or "kind" in mentions else set())):
-            yield replace(base, key=key, roles=frozenset(role))
-
-
-def _asks(bundles: Iterable[Bundle], sides: list[Tenant]) -> list[tuple[Action, str]]:
-    models = {model for bundle in bundles for model in bundle.models}
-    for side in sides:
-        of_keys = [grant for rule in (side.keys or {}).values() for grant in rule.grants or ()]
-        models |= {grant.model.replace("*", "x").replace("?", "x") for grant in (*side.grants, *of_keys)}
-        models |= set(side.aliases)
-    actions = (Action.INFER, Action.METADATA, Action.MANAGE)
-    asks = [(action, model) for model in sorted(models | {"(another model)"}) for action in actions]
-    return [*asks, (Action.METADATA, ""), (Action.MANAGE, "")]
-
-
-def _moments(sides: list[Tenant], mentions: frozenset[str], at: float) -> list[float]:
-    """``at``, each date still to come, and every hour of a day or day of a week that policies look at."""
-    found = {at, *sorted(edge for side in sides for edge in side.edges() if edge > at)[:MAX_MOMENTS]}
-    if mentions & {"hour", "minute"}:
-        step = 60.0 if "minute" in mentions else 3600.0
-        found |= {at // _DAY * _DAY + n * step for n in range(round(_DAY / step))}
-    if "weekday" in mentions:
-        found |= {moment + day * _DAY for moment in list(found) for day in range(7)}
-    return sorted(found)
-
-
-def _sources(bundles: Iterable[Bundle]) -> list[str]:
-    literals = {
-        address
-        for bundle in bundles
-        for statement in bundle.access.statements.values()
-        for address in _LITERAL.findall(statement.text)
-    }
-    return ["", _OUTSIDE, *sorted(literals)]
+def _of_content(explained: Explanation) -> Answer:
+    judged = explained.judged
+    assert judged is not None
+    found = [f"guards.{each.guard} {each.verdict} ({each.enforced})" for each in judged.findings]
+    found += (f"redacted {count} {kind}" for kind, count in judged.redacted.items())
+    shadow = explained.shadow
+    return Answer(
+        explained.answer, explained.verdict.rule, "" if shadow is None else shadow.reason, tuple(sorted(found))
+    )

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable, Iterator
 
 from policies.bundle import Bundle
+from policies.cases import CaseResult
 from policies.document import CaseDoc
-from policies.explain import CaseResult
 from policies.tenant import Grant, Period, Tenant
 
 __all__ = ["rules", "touched", "untouched"]
@@ -16,8 +16,8 @@ __all__ = ["rules", "touched", "untouched"]
 def rules(bundle: Bundle) -> list[str]:
     """Everything that can decide, or that an answer goes by: every document's, and each Cedar policy.
 
-    Of tenants: status, dates, grants, own limits, keys, residency and its classes. Of the others: regions, data
-    classes, models, plans and their aliases.
+    Of tenants: status, dates, grants, own limits, keys, residency and its classes, guards and what is redacted. Of the
+    others: regions, data classes, models, plans and their aliases, rules on content.
     """
     found = [f"bundle.yaml:regions.{name}" for name in bundle.regions]
     found += (f"bundle.yaml:classes.{name}" for name in bundle.classes or ())
@@ -28,7 +28,8 @@ def rules(bundle: Bundle) -> list[str]:
         found += (f"plans.yaml:{name}.aliases.{alias}" for alias in tenant.aliases)
     for tenant in bundle.tenants.values():
         found += _of_tenant(tenant)
-    return [*found, *bundle.access.statements]
+    content = bundle.rules.rules if bundle.rules is not None else ()
+    return [*found, *bundle.access.statements, *(f"guards.{name}" for name in content)]
 
 
 def _of_tenant(tenant: Tenant) -> Iterator[str]:
@@ -43,6 +44,12 @@ def _of_tenant(tenant: Tenant) -> Iterator[str]:
         yield from _of_grants(f"{document}:keys.{key}.models", rule.grants or ())
     yield f"{document}:residency"
     yield from (f"{document}:residency.classes.{name}" for name in tenant.residency.classes)
+    yield from (f"{document}:{name}" for name in _guards(tenant))
+    yield from (f"{document}:audit.redact.{rule.kind}" for rule in tenant.audit.redact)
+
+
+def _guards(tenant: Tenant) -> list[str]:
+    return [f"guards.{guard.name}" for guard in (tenant.guards.guards if tenant.guards is not None else ())]
 
 
 def _of_grants(place: str, grants: Iterable[Grant]) -> Iterator[str]:
@@ -80,8 +87,9 @@ def _by(bundle: Bundle, result: CaseResult, now: float) -> Iterator[str]:
     yield from _outside(tenant, case, model, at)
     if case.key:
         yield f"{tenant.document}:keys.{case.key}"
+    own = {*_guards(tenant), *(f"audit.redact.{rule.kind}" for rule in tenant.audit.redact)}
     for step in result.explanation.steps:
-        yield from step.rules or (step.rule,)
+        yield from (f"{tenant.document}:{rule}" if rule in own else rule for rule in step.rules or (step.rule,))
         if step.step == "status":
             yield f"{tenant.document}:status"
         if step.step == "model" and step.outcome != "deny":

@@ -26,7 +26,9 @@ __all__ = ["Decider", "Step", "classes_of"]
 
 MAX_ELSEWHERE: Final = 64  # regions looked at to tell where a refused call may go
 
-_Name = Literal["tenant", "alias", "status", "model", "access", "residency"]
+_Name = Literal[
+    "tenant", "alias", "status", "model", "access", "residency", "content", "prompt", "output", "redaction"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from policies.bundle import Bundle, Case
+from msgspec import structs
+
+from policies.bundle import Bundle
+from policies.content import Content, Judged, facts_of, judge
 from policies.decision import Step
-from policies.document import CaseDoc
 from policies.policy import LoadedPolicy
 from policies.residency import Place
 from policies.yamlfile import Problem
@@ -26,8 +27,9 @@ from sidecar.core.model import (
 )
 from sidecar.core.reasons import Reason
 
-__all__ = ["Asked", "CaseResult", "Explanation", "asked_of", "explain", "question", "run_cases"]
+__all__ = ["Asked", "Explanation", "Kind", "explain", "question", "with_content"]
 
+Kind = Literal["jwt", "api_key", "certificate", "listener"]
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 
 
@@ -51,6 +53,9 @@ class Asked:
     method: str = ""  # one of the action's methods; "": the usual one
     source: str = ""  # the caller's address
     at: float = 0.0  # seconds since the UNIX epoch
+    issuer: str = ""  # the token's
+    kind: Kind = "jwt"  # of the credential; an API key's wherever ``key`` names one
+    content: Content | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,14 @@ class Explanation:
     verdict: Verdict | Denial
     steps: tuple[Step, ...]
     bundle: str
+    judged: Judged | None = None  # of the content, where some was given
+
+    @property
+    def answer(self) -> str:
+        """``allow``, a reason, or ``cut`` for an output that a guard ends."""
+        if self.judged is not None and self.judged.cut:
+            return "cut"
+        return str(self.reason or "allow")
 
     @property
     def allowed(self) -> bool:
@@ -81,16 +94,22 @@ class Explanation:
         return list(filter(None, told["allowed_regions"].split(","))) if "allowed_regions" in told else None
 
     def json(self) -> dict[str, Any]:
-        """The shape of ``warden policy explain --json`` (DESIGN §6)."""
+        """The shape of ``warden policy explain --json`` (DESIGN §6); ``findings`` and ``redacted`` of content alone."""
         path = [{"step": s.step, "outcome": s.outcome, "rule": s.rule, "detail": s.detail} for s in self.steps]
+        content: dict[str, Any] = {}
+        if self.judged is not None:
+            names = ("guard", "on", "verdict", "enforced")
+            found = [dict(zip(names, structs.astuple(each), strict=True)) for each in self.judged.findings]
+            content = {"findings": found, "redacted": self.judged.redacted}
         return {
-            "verdict": "allow" if self.allowed else "deny",
+            "verdict": "allow" if self.allowed else "cut" if self.answer == "cut" else "deny",
             "reason": self.reason,
             "rule": self.verdict.rule,
             "path": path,
             "bundle": self.bundle,
             "shadow": None if self.shadow is None else {"reason": self.shadow.reason, "rule": self.shadow.rule},
             "allowed_regions": self.allowed_regions,
+            **content,
         }
 
 
@@ -109,7 +128,23 @@ def explain(
     policies = {} if policies is None else policies
     policy = policies.get(place) or policies.setdefault(place, LoadedPolicy(bundle, place))
     verdict, steps = policy.trace(*question(asked), asked.at)
-    return Explanation(verdict, tuple(steps), bundle.digest)
+    found = Explanation(verdict, tuple(steps), bundle.digest)
+    if asked.content is None:
+        return found
+    return with_content(found, asked.content)
+
+
+def with_content(found: Explanation, content: Content) -> Explanation:
+    """Where the call itself is allowed, what its content adds to that."""
+    verdict = found.verdict
+    if isinstance(verdict, Denial):
+        return found
+    output = None if content.output is None else content.output.encode("utf-8", "surrogateescape")
+    judged = judge(verdict, facts_of(content, verdict), output)
+    told: Verdict | Denial = judged.denial or structs.replace(
+        verdict, would_refuse=verdict.would_refuse or judged.shadow
+    )
+    return Explanation(told, (*found.steps, *judged.steps), found.bundle, judged)
 
 
 def question(asked: Asked) -> tuple[Principal, Call, Head]:
@@ -117,8 +152,9 @@ def question(asked: Asked) -> tuple[Principal, Call, Head]:
     principal = Principal(
         tenant=asked.tenant,
         name=asked.key or asked.principal,
-        kind="api_key" if asked.key else "jwt",
+        kind="api_key" if asked.key else asked.kind,
         roles=asked.roles,
+        issuer=asked.issuer,
     )
     method = _method(asked.action, asked.method, by_model=asked.action is Action.INFER or bool(asked.model))
     credential = Denial(Reason.CREDENTIAL_MISSING)  # identity is settled by the time a policy is asked
@@ -134,69 +170,10 @@ def _method(action: Action, name: str, *, by_model: bool) -> Method:
         (Action.METADATA, False): "ServerMetadata",
         (Action.MANAGE, True): "RepositoryModelLoad",
         (Action.MANAGE, False): "RepositoryIndex",
+        (Action.HEALTH, False): "ServerLive",
+        (Action.HEALTH, True): "ModelReady",
     }
     path = _SERVICE + (name or names[action, by_model])
     everyone = STAFF | {"tenant"}
-    whole = everyone if action is Action.MANAGE else STAFF if action is Action.METADATA else frozenset()
+    whole = STAFF if action in (Action.METADATA, Action.MANAGE) else frozenset()
     return Method(path, action, Disposition.FORWARD, everyone, by_model=by_model, whole=whole)
-
-
-# --- test cases ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CaseResult:
-    """One case of ``tests/*.yaml`` and what came of it; ``failure`` "" where it holds."""
-
-    case: Case
-    explanation: Explanation
-    failure: str
-
-    @property
-    def name(self) -> str:
-        """``tests/demo.yaml:12 acme chat eu-west-1``, or the case's own name after its place."""
-        case = self.case.case
-        told = case.name or " ".join(filter(None, (case.tenant, case.model, case.region, case.data_class)))
-        return f"{self.case.file}:{self.case.line} {told}"
-
-
-def run_cases(bundle: Bundle, at: float = 0.0) -> Iterator[CaseResult]:
-    """Every case of the bundle, in file order; those that name no moment are asked ``at``."""
-    policies: dict[Place, LoadedPolicy] = {}
-    for case in bundle.cases:
-        asked = asked_of(case.case, at)
-        found = explain(bundle, asked, policies)
-        assert isinstance(found, Explanation), "compiling a bundle checks the places of its cases"
-        yield CaseResult(case, found, _failure(case, found))
-
-
-def asked_of(doc: CaseDoc, at: float) -> Asked:
-    """A case's question; ``at`` where it names no moment."""
-    return Asked(
-        tenant=doc.tenant,
-        model=doc.model,
-        region=doc.region,
-        data_class=doc.data_class,
-        action=Action(doc.action),
-        roles=frozenset(doc.roles),
-        principal=doc.principal or "explain",
-        key=doc.key,
-        method=doc.method,
-        source=doc.source,
-        at=at if doc.at is None else doc.at,
-        storage=doc.storage,
-        telemetry=doc.telemetry,
-    )
-
-
-def _failure(case: Case, found: Explanation) -> str:
-    expected, got = case.case.expect, str(found.reason or "allow")
-    if got != expected:
-        return f"expected {expected}, got {got} by {found.verdict.rule}"
-    rule = case.case.rule
-    if rule is not None and rule != found.verdict.rule:
-        return f"expected rule {rule}, got {found.verdict.rule}"
-    shadow = found.shadow.rule if found.shadow is not None else None
-    if case.case.shadow is not None and case.case.shadow != shadow:
-        return f"expected {case.case.shadow} in shadow, got {shadow or 'nothing'}"
-    return ""

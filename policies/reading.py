@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from policies.bundle import Before, Bundle, compile_bundle
-from policies.explain import run_cases
+from policies.cases import run_cases
 from policies.files import fingerprint, read_files
 from policies.tenant import Tenant
 from policies.yamlfile import Problem

@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from datetime import UTC, datetime
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
-from policies.bundle import Bundle, load
-from policies.compare import Change, compare
+from policies.bundle import Bundle
+from policies.cases import CaseResult, run_cases
+from policies.content import Content
 from policies.coverage import rules, untouched
-from policies.explain import Asked, CaseResult, Explanation, explain, run_cases
+from policies.explain import Asked, Explanation, explain
 from policies.schemas import CEDAR_SCHEMAS, cedar_schemas, schemas
-from policies.units import parse_duration, parse_moment
-from policies.yamlfile import Problem
+from sidecar.cli.bundles import BundleArgument, good, moment, read
+from sidecar.cli.changes import diff_command, replay_command
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
-from sidecar.cli.past import explain_past, replay
+from sidecar.cli.past import explain_past
 from sidecar.core.model import Action
 
 app: Final = typer.Typer(no_args_is_help=True, help="Check, test, explain and compare policy bundles.")
 
-MOST_TOLD: Final = 200  # changes that are printed one by one
+MOST_TEXT: Final = 64 << 20  # bytes of one prompt or output
 
-BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="The bundle's directory.")]
+app.command("diff")(diff_command)
+app.command("replay")(replay_command)
 
 
 @app.command()
 def check(bundle: BundleArgument, *, json: JsonOption = False) -> None:
     """Tell everything that is wrong with a bundle, with file, line and column."""
-    found = _load(bundle)
+    found = read(bundle)
     problems = found if isinstance(found, list) else []
     if json:
         told = [
@@ -80,7 +80,7 @@ def schema(
 @app.command()
 def digest(bundle: BundleArgument, *, json: JsonOption = False) -> None:
     """The digest that records and answers name this bundle by."""
-    found = _good(bundle)
+    found = good(bundle)
     if json:
         emit({"bundle": found.digest})
     else:
@@ -102,21 +102,31 @@ def decide_command(
     principal: Annotated[str, typer.Option(help="The token's subject.")] = "explain",
     key: Annotated[str, typer.Option(help="An API key's name, in place of a token.")] = "",
     source: Annotated[str, typer.Option(help="The caller's address.")] = "",
+    issuer: Annotated[str, typer.Option(help="The token's issuer.")] = "",
     at: Annotated[str | None, typer.Option(help="When: a day, or a time with its zone (default: now).")] = None,
     storage: Annotated[str | None, typer.Option(help="The database's jurisdiction (default: the region's).")] = None,
     telemetry: Annotated[str | None, typer.Option(help="The collector's jurisdiction (default: the region's).")] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option(help="A prompt, put to the guards and to redaction.", exists=True, dir_okay=False)
+    ] = None,
+    output_file: Annotated[
+        Path | None, typer.Option(help="An output, put to them as well.", exists=True, dir_okay=False)
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="That the call asks for (default: the model's).")] = None,
     call: Annotated[str | None, typer.Option(help="A recorded call's id, in place of all the above.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     json: JsonOption = False,
 ) -> None:
     """What a sidecar would decide, or did, and every step on the way. Exits 0 for allow, 1 for deny."""
     if call is not None:
-        _explain_past(call, None if bundle is None else _good(bundle), config, json=json)
+        _explain_past(call, None if bundle is None else good(bundle), config, json=json)
         return
     if bundle is None or not tenant or not region:
         fail(Exit.USAGE, "needs BUNDLE, --tenant and --region (and --model); or --call")
     if action == Action.INFER and not model:
         fail(Exit.USAGE, "--action infer needs --model")
+    if action != Action.INFER and (prompt_file or output_file):
+        fail(Exit.USAGE, f"--action {action}: only infer has a prompt or an output")
     if action not in (Action.INFER, Action.METADATA, Action.MANAGE):
         fail(Exit.USAGE, f"--action {action}: should be infer, metadata or manage")
     asked = Asked(
@@ -131,9 +141,11 @@ def decide_command(
         telemetry=telemetry,
         key=key,
         source=source,
-        at=_moment(at),
+        issuer=issuer,
+        at=moment(at),
+        content=_content(prompt_file, output_file, max_tokens),
     )
-    found = explain(_good(bundle), asked)
+    found = explain(good(bundle), asked)
     if isinstance(found, list):
         fail(Exit.USAGE, "; ".join(problem.message for problem in found))
     if json:
@@ -144,13 +156,22 @@ def decide_command(
         raise typer.Exit(int(Exit.NO))
 
 
-def _moment(written: str | None) -> float:
-    if written is None:
-        return time.time()
+def _content(prompt: Path | None, output: Path | None, max_tokens: int | None) -> Content | None:
+    if prompt is None and output is None:
+        return None
+    texts = [None if each is None else _text(each) for each in (prompt, output)]
+    return Content(prompt=texts[0], output=texts[1], max_tokens=max_tokens)
+
+
+def _text(file: Path) -> str:
     try:
-        return parse_moment(written)
-    except ValueError as fault:
-        fail(Exit.USAGE, f"--at {written!r} {fault}")
+        with file.open("rb") as opened:
+            found = opened.read(MOST_TEXT + 1)
+    except OSError as fault:
+        fail(Exit.USAGE, f"{file}: {fault.strerror}")
+    if len(found) > MOST_TEXT:
+        fail(Exit.USAGE, f"{file}: more than {MOST_TEXT} bytes")
+    return found.decode("utf-8", "surrogateescape")
 
 
 def _explain_past(call: str, under: Bundle | None, config: Path, *, json: bool) -> None:
@@ -175,11 +196,11 @@ def cases_command(bundle: BundleArgument, *, json: JsonOption = False) -> None:
 
     Exits 1 if one fails, or if there are none.
     """
-    good = _good(bundle)
+    found = good(bundle)
     at = time.time()
-    results = list(run_cases(good, at))
+    results = list(run_cases(found, at))
     failed = [result for result in results if result.failure]
-    every, left = rules(good), untouched(good, results, at)
+    every, left = rules(found), untouched(found, results, at)
     if json:
         coverage = {"rules": len(every), "untouched": left}
         emit({"ok": bool(results) and not failed, "cases": [_told(result) for result in results], "coverage": coverage})
@@ -197,126 +218,13 @@ def cases_command(bundle: BundleArgument, *, json: JsonOption = False) -> None:
         raise typer.Exit(int(Exit.NO))
 
 
-@app.command()
-def diff(
-    old: Annotated[Path, typer.Argument(metavar="OLD", help="The bundle as it is.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The bundle as it is to be.")],
-    *,
-    at: Annotated[str | None, typer.Option(help="From when on: a day, or a time with its zone (default: now).")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Whose calls would be answered otherwise: over the cases of both, and every principal, model, region and class.
-
-    Exits 0 where nothing changes, else 1.
-    """
-    compared = compare(_good(old), _good(new), _moment(at))
-    changes = [_changed(change) for change in compared.changes()]
-    if json:
-        emit({"changes": changes, "asked": compared.asked, "old": compared.old.digest, "new": compared.new.digest})
-    else:
-        lines = _lines(changes)
-        for line in lines[:MOST_TOLD]:
-            typer.echo(line)
-        if len(lines) > MOST_TOLD:
-            typer.echo(f"… and {len(lines) - MOST_TOLD} more lines; --json has all")
-        typer.echo(f"{len(changes)} of {compared.asked} questions answered otherwise")
-    if changes:
-        raise typer.Exit(int(Exit.NO))
-
-
-def _lines(changes: list[dict[str, Any]]) -> list[str]:
-    """Changes for reading: those that differ only in their moment or their data class are one line."""
-    moments: dict[tuple[tuple[str, ...], str], list[str]] = {}
-    for change in changes:
-        asked = {name: str(value or "") for name, value in change["asked"].items()}
-        at, data_class = asked.pop("at"), asked.pop("data_class")
-        answer = (change["old"], change["new"], change["rule"])
-        moments.setdefault(((*answer, *asked.values()), data_class), []).append(at)
-    classes: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for (same, data_class), ats in moments.items():
-        classes.setdefault((same, tuple(ats)), []).append(data_class)
-    return [_line(same, ats, of) for (same, ats), of in classes.items()]
-
-
-def _line(same: tuple[str, ...], ats: tuple[str, ...], classes: list[str]) -> str:
-    old, new, rule, *who = same
-    of = " | ".join(each or "no class" for each in classes) if len(classes) > 1 else classes[0]
-    when = ats[0] if len(ats) == 1 else f"{ats[0]} to {ats[-1]} ({len(ats)} moments)"
-    return f"{' '.join(filter(None, [*who, of and f'[{of}]', when]))}: {old} → {new}  by {rule}"
-
-
-def _changed(change: Change) -> dict[str, Any]:
-    asked = change.asked
-    told = {
-        "case": change.case,
-        "tenant": asked.tenant,
-        "principal": f"key {asked.key}" if asked.key else "" if asked.principal == "explain" else asked.principal,
-        "roles": "" if asked.roles == frozenset({"tenant"}) else ",".join(sorted(asked.roles)),
-        "action": asked.action.value,
-        "model": asked.model,
-        "region": asked.region,
-        "data_class": asked.data_class,
-        "source": asked.source,
-        "at": datetime.fromtimestamp(asked.at, UTC).isoformat(timespec="seconds"),
-    }
-    return {"asked": told, "old": change.old.verdict, "new": change.new.verdict, "rule": change.new.rule}
-
-
-@app.command("replay")
-def replay_command(
-    bundle: BundleArgument,
-    *,
-    since: Annotated[str, typer.Option(help="An age (24h, 7d), a day, or a time with its zone.")] = "24h",
-    config: ConfigOption = DEFAULT_CONFIG,
-    json: JsonOption = False,
-) -> None:
-    """Decide the recorded calls again under BUNDLE, and tell those whose answer would be another; exits 1 if any."""
-    replayed, changed = replay(_good(bundle), _since(since), config)
-    told = [
-        {
-            "call_id": each.past.call_id,
-            "tenant": each.past.principal.tenant,
-            "model": each.past.model,
-            "region": each.past.region,
-            "old": each.past.verdict,
-            "new": each.verdict,
-            "rule": each.rule,
-        }
-        for each in changed
-    ]
-    if json:
-        emit({"changed": told, "counts": replayed.counts})
-    else:
-        for call in told[:MOST_TOLD]:
-            typer.echo(
-                f"{call['call_id']} {call['tenant']} {call['model']}: {call['old']} → {call['new']}  by {call['rule']}"
-            )
-        if len(told) > MOST_TOLD:
-            typer.echo(f"… and {len(told) - MOST_TOLD} more; --json has all")
-        typer.echo(", ".join(f"{count} {what}" for what, count in replayed.counts.items()))
-    if told:
-        raise typer.Exit(int(Exit.NO))
-
-
-def _since(written: str) -> datetime:
-    now = time.time()
-    try:
-        return datetime.fromtimestamp(now - parse_duration(written), UTC)
-    except ValueError:
-        pass
-    try:
-        return datetime.fromtimestamp(parse_moment(written), UTC)
-    except ValueError:
-        fail(Exit.USAGE, f"--since {written!r}: write an age (24h, 7d), a day (2026-12-01), or a time with its zone")
-
-
 def _told(result: CaseResult) -> dict[str, object]:
     answer = result.explanation
     return {
         "name": result.name,
         "ok": not result.failure,
         "expect": result.case.case.expect,
-        "got": answer.reason or "allow",
+        "got": answer.answer,
         "rule": answer.verdict.rule,
     }
 
@@ -325,21 +233,5 @@ def _tell(found: Explanation) -> None:
     marks = {"pass": "✓", "deny": "✗", "skip": "·", "shadow": "≈"}
     for step in found.steps:
         typer.echo(f"  {marks[step.outcome]} {step.step:<10} {'  '.join(filter(None, (step.rule, step.detail)))}")
-    verdict = "allow" if found.allowed else f"deny {found.reason}"
+    verdict = found.answer if found.answer in ("allow", "cut") else f"deny {found.reason}"
     typer.echo(f"{verdict}  by {found.verdict.rule}\nbundle {found.bundle}")
-
-
-def _load(bundle: Path) -> Bundle | list[Problem]:
-    if not bundle.is_dir():
-        fail(Exit.USAGE, f"{bundle}: no such directory")
-    return load(bundle)
-
-
-def _good(bundle: Path) -> Bundle:
-    """The bundle, or leave: a bad one is bad input to anything but ``check``."""
-    found = _load(bundle)
-    if isinstance(found, list):
-        for problem in found:
-            sys.stderr.write(f"{problem}\n")
-        fail(Exit.USAGE, f"{bundle}: {len(found)} problems; nothing was decided")
-    return found

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from policies import yamlfile
 from policies.bundle import Bundle, compile_bundle
-from policies.explain import run_cases
+from policies.cases import run_cases
 from sidecar.cli.drafting import Model, Place, Server, draft, front_models, remarks
 
 NAMES = st.one_of(

@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from policies.bundle import Bundle, compile_bundle
-from policies.explain import run_cases
+from policies.cases import run_cases
 from sidecar.cli.demo.triton import RESTRICTED
 from sidecar.runtime import drain, shipper
 from sidecar.runtime.settings import ListenSection, RestrictedSection, Settings, TritonSection, load

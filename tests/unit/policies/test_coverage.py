@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from policies.bundle import Bundle, compile_bundle
+from policies.cases import run_cases
 from policies.coverage import rules, untouched
-from policies.explain import run_cases
 from tests.support.policy import demo_bundle
 
 

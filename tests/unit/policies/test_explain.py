@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from policies.bundle import Bundle, compile_bundle
-from policies.explain import Asked, Explanation, explain, run_cases
+from policies.cases import run_cases
+from policies.explain import Asked, Explanation, explain
 from sidecar.core.model import Action
 from sidecar.core.reasons import Reason
 from tests.support.policy import demo_bundle

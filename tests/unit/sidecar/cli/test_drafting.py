@@ -9,7 +9,7 @@ import pytest
 
 from policies import yamlfile
 from policies.bundle import Bundle, compile_bundle
-from policies.explain import run_cases
+from policies.cases import run_cases
 from policies.residency import Rules
 from sidecar.cli.drafting import NOT_LOADED, Model, Place, Server, contract_of, draft, front_models, remarks
 from sidecar.core.model import Contract, Limits, RequestRate

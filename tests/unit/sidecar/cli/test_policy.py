@@ -139,9 +139,50 @@ def test_diff_tells_the_same_change_of_several_moments_and_classes_on_one_line(t
     tenant.write_text(tenant.read_text().replace("vision, rag, counter, embed]", "vision]"))
     code, out, _ = run("diff", str(DEMO_BUNDLE), str(new))
     whose = [line for line in out.splitlines() if line.startswith("acme metadata counter eu-west-1 ")]
-    assert (code, len(whose)) == (1, 1)
+    assert (code, len(whose)) == (1, 2)
     assert " [no class | phi | public] " in whose[0]
     assert " moments): allow → MODEL_NOT_FOUND" in whose[0]
+    assert " [(another)] " in whose[1]
+    assert " moments): RESIDENCY_PROCESSING → MODEL_NOT_FOUND" in whose[1]
+    assert "tenant acme: models.counter for good → none\n" in out
+
+
+def test_diff_tells_terms_and_verdicts_by_name(tmp_path: Path) -> None:
+    new = Path(shutil.copytree(DEMO_BUNDLE, tmp_path / "new"))
+    plans = new / "plans.yaml"
+    plans.write_text(plans.read_text().replace("rate: 200/s", "rate: 100/s"))
+    code, out, _ = run("diff", str(DEMO_BUNDLE), str(new))
+    assert code == 1
+    whose = "plan gold; tenant acme; tenant cobalt; tenant dormant"
+    assert f"{whose}: requests 200/s, burst 400 → 100/s, burst 400\n" in out
+    assert out.splitlines()[-1].endswith("questions answered otherwise; 4 other terms changed")
+    code, out, _ = run("diff", str(DEMO_BUNDLE), str(new), "--json")
+    told = json.loads(out)
+    assert told["changes"] == []
+    assert told["terms"][0] == {
+        "subject": "plan gold", "name": "requests", "old": "200/s, burst 400", "new": "100/s, burst 400",
+        "from": None, "until": None,
+    }  # fmt: skip
+
+
+def test_explain_puts_a_prompt_and_an_output_to_the_guards(tmp_path: Path) -> None:
+    prompt, output = tmp_path / "prompt", tmp_path / "output"
+    prompt.write_text("my card is 4111 1111 1111 1111")
+    output.write_text("write to jo@example.com")
+    ask = [*EXPLAIN, "--tenant", "birch", "--model", "chat"]
+    code, out, _ = run(*ask, "--prompt-file", str(prompt))
+    assert code == 1
+    assert "✗ prompt     guards.no-cards  guards.no-cards denies it\n" in out
+    assert "deny POLICY_FORBIDS  by guards.no-cards\n" in out
+    code, out, _ = run(*ask, "--output-file", str(output), "--json")
+    told = json.loads(out)
+    assert (code, told["verdict"], told["redacted"]) == (0, "allow", {"email": 1})
+    assert told["findings"] == [{"guard": "mail-in-answers", "on": "output", "verdict": "flag", "enforced": "flag"}]
+    code, _, err = run(*ask, "--prompt-file", str(tmp_path / "none"))
+    assert code == 2
+    assert "does not exist" in err
+    code, _, err = run(*ask, "--action", "metadata", "--prompt-file", str(prompt))
+    assert (code, "only infer has a prompt" in err) == (2, True)
 
 
 def test_explain_at_a_date_and_for_a_key() -> None:
