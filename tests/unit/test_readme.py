@@ -11,6 +11,8 @@ import pytest
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
+from policies.bundle import Bundle, compile_bundle
+from policies.cases import run_cases
 from policies.document import AuditDoc, GuardDoc, ModelsDoc, PlansDoc
 from sidecar.runtime.settings import (
     AnchorSection,
@@ -21,6 +23,7 @@ from sidecar.runtime.settings import (
     QuotasSection,
     TritonSection,
 )
+from tests.support.policy import demo_bundle
 
 README = Path(__file__).parents[2] / "README.md"
 BLOCKS = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
@@ -28,7 +31,12 @@ BLOCKS = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_an_example_is_accepted(block: str) -> None:
-    document: dict[str, Any] = YAML(typ="safe").load(StringIO(block))
+    document: Any = YAML(typ="safe").load(StringIO(block))
+    if isinstance(document, list):  # test cases, and of the demo's bundle
+        bundle = compile_bundle({**demo_bundle().files, "tests/demo.yaml": block.encode()})
+        assert isinstance(bundle, Bundle)
+        assert [result.failure for result in run_cases(bundle)] == [""] * len(document)
+        return
     known: dict[str, Any] = {
         "identity": IdentitySection,
         "listen": ListenSection,
