@@ -266,7 +266,8 @@ BROKEN: list[tuple[str, Mapping[str, str | None], list[str]]] = [
     ("case in an unknown region", edited("tests/a.yaml", "eu-west-1", "eu-west-2"),
      ['tests/a.yaml:1:39: [0].region: no such region in bundle.yaml; did you mean "eu-west-1"?']),
     ("case that expects what no policy says", edited("tests/a.yaml", "allow", "RATE_REQUESTS"),
-     [("tests/a.yaml:1:58: [0].expect: should be allow, or one of TENANT_UNKNOWN, TENANT_SUSPENDED, MODEL_NOT_FOUND, "
+     [("tests/a.yaml:1:58: [0].expect: should be allow, cut (of an output), or one of TENANT_UNKNOWN, "
+      "TENANT_SUSPENDED, MODEL_NOT_FOUND, "
       "POLICY_FORBIDS, RESIDENCY_PROCESSING, RESIDENCY_STORAGE, RESIDENCY_TELEMETRY")]),
 ]  # fmt: skip
 
