@@ -106,12 +106,8 @@ def decide_command(
     at: Annotated[str | None, typer.Option(help="When: a day, or a time with its zone (default: now).")] = None,
     storage: Annotated[str | None, typer.Option(help="The database's jurisdiction (default: the region's).")] = None,
     telemetry: Annotated[str | None, typer.Option(help="The collector's jurisdiction (default: the region's).")] = None,
-    prompt_file: Annotated[
-        Path | None, typer.Option(help="A prompt, put to the guards and to redaction.", exists=True, dir_okay=False)
-    ] = None,
-    output_file: Annotated[
-        Path | None, typer.Option(help="An output, put to them as well.", exists=True, dir_okay=False)
-    ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="A prompt, put to the guards and to redaction.")] = None,
+    output_file: Annotated[Path | None, typer.Option(help="An output, put to them as well.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="That the call asks for (default: the model's).")] = None,
     call: Annotated[str | None, typer.Option(help="A recorded call's id, in place of all the above.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
