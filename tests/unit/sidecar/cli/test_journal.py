@@ -106,7 +106,7 @@ def test_status_of_a_sidecar_that_does_not_answer_is_unknown(place: Path, journa
 def test_a_journal_that_nobody_writes_is_judged_by_its_space(place: Path, journal: Journal) -> None:
     journal.close()
     assert run("status", "--config", str(place / "warden.yaml"))[0] == 0
-    (place / "warden.yaml").write_text(CONFIG.replace("min_free: 1B", "min_free: 1000000TiB"))
+    (place / "warden.yaml").write_text(CONFIG.replace("min_free: 1B", "min_free: 8000TiB"))
     code, (found,), _ = run("status", "--json", "--config", str(place / "warden.yaml"))
     assert (code, found["state"], found["writer"]) == (1, "full", None)
 
