@@ -88,6 +88,7 @@ def aborted(call: OpenCall, at: Instant, until_ns: int) -> Settled:
         first_response_ns=None,
         duration_ns=max(call.last_ns - call.started_ns, 0),
         holds_until_ns=until_ns,
+        store=call.store,
     )
 
 
@@ -108,6 +109,7 @@ def call_facts(
     findings: tuple[Finding, ...],
     may_trace: bool,
     verdict: Verdict | None,
+    store: str,
     resident: bool = True,
     demand: Demand = _NO_DEMAND,
 ) -> CallFacts:
@@ -159,6 +161,7 @@ def call_facts(
         findings,
         audit.searchable,
         (demand.tokens, demand.kv_bytes, demand.tensor_bytes),
+        store,
     )
 
 

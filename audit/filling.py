@@ -64,7 +64,7 @@ class Rows:
             row = rows[position - batch.first]
             assert row.sequence is not None
             self.status.poisoned += 1
-            place = Place(self._parts.sidecar, batch.journal, self._parts.region, self._parts.jurisdiction)
+            place = Place(self._parts.sidecar, batch.journal, self._parts.region, self._parts.place)
             kept = self._keep(place, row.sequence, position, msgspec.msgpack.encode(row.values), words)
             rows[position - batch.first] = event_row(kept, batch.log, position)
         return make_batch(batch, rows, keys=batch.keys, bundles=batch.bundles)

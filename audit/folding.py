@@ -20,6 +20,9 @@ KINDS: Final = 256  # reasons and networks told apart; the rest are counted toge
 OTHERS: Final = "(others)"
 
 
+_Key = tuple[str, str, str]  # reason, origin, store
+
+
 @dataclass(slots=True)
 class Folded:
     """Refusals of one kind in one window that have no record of their own. Times: ns since the UNIX epoch."""
@@ -29,6 +32,7 @@ class Folded:
     count: int
     first_ns: int
     last_ns: int
+    store: str = ""  # the jurisdiction whose database keeps the count; "": the pod's own
 
 
 def network(peer: str) -> str:
@@ -50,14 +54,17 @@ class Folding:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._whole: dict[tuple[str, str], int] = {}
+        self._whole: dict[_Key, int] = {}
         self._all = 0
-        self._folded: dict[tuple[str, str], Folded] = {}
+        self._folded: dict[_Key, Folded] = {}
         self._since_ns: int | None = None
 
-    def folds(self, reason: str, origin: str, at_ns: int, *, whole: int = WHOLE) -> bool:
-        """Whether one more is counted; False: it is to be recorded. ``whole``: how many of its kind may be."""
-        key = reason, origin
+    def folds(self, reason: str, origin: str, at_ns: int, *, whole: int = WHOLE, store: str = "") -> bool:
+        """Whether one more is counted; False: it is to be recorded. ``whole``: how many of its kind may be.
+
+        What is counted with others, for want of room to tell it apart, names nobody, and is the pod's own.
+        """
+        key = reason, origin, store
         with self._lock:
             if self._since_ns is None:
                 self._since_ns = at_ns
@@ -68,8 +75,8 @@ class Folding:
             folded = self._folded.get(key)
             if folded is None:
                 if len(self._folded) >= KINDS:
-                    key = OTHERS, OTHERS
-                folded = self._folded.setdefault(key, Folded(*key, 0, at_ns, at_ns))
+                    key = OTHERS, OTHERS, ""
+                folded = self._folded.setdefault(key, Folded(key[0], key[1], 0, at_ns, at_ns, key[2]))
             folded.count += 1
             folded.last_ns = at_ns
             return True
@@ -90,7 +97,7 @@ class Folding:
         """They could not be told: count them on."""
         with self._lock:
             for each in folded:
-                known = self._folded.setdefault((each.reason, each.origin), each)
+                known = self._folded.setdefault((each.reason, each.origin, each.store), each)
                 if known is not each:
                     known.count += each.count
                     known.first_ns = min(known.first_ns, each.first_ns)

@@ -5,7 +5,7 @@ Entries are MessagePack arrays: fields may be appended, never reordered or remov
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -23,6 +23,7 @@ __all__ = [
     "Tensor",
     "decode",
     "encode",
+    "store_of",
 ]
 
 
@@ -93,6 +94,7 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     findings: tuple[Finding, ...] = ()  # of the guards on prompts
     searchable: bool = False  # whether its words may be indexed
     reserved: tuple[int, int, int] = (0, 0, 0)  # tokens, KV-cache bytes, tensor bytes
+    store: str = ""  # the jurisdiction whose database keeps it; "": that of the journal's segment, here as below
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):
@@ -118,6 +120,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
     at_ns: int
     offset: int
     texts: list[bytes]
+    store: str = ""
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
@@ -147,6 +150,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     findings: tuple[Finding, ...] = ()  # of the guards on outputs
     holds_until_ns: int = 0  # Triton may be working on it until then, and it holds what it held; 0: it has ended there
     kv_byte_ms: int = 0  # bytes of KV cache held × ms
+    store: str = ""
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True, tag="event"):
@@ -157,12 +161,24 @@ class Event(msgspec.Struct, frozen=True, array_like=True, tag="event"):
     kind: str
     actor: str = ""
     detail: dict[str, bool | int | float | str] = {}
+    store: str = ""
 
 
 Entry = Admitted | Refused | Output | Settled | Event
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Entry)
+
+
+def store_of(entry: Entry) -> str:
+    """The jurisdiction whose database keeps it; "": that of the segment it stands in."""
+    match entry:
+        case Admitted(call=facts) | Refused(call=facts):
+            return facts.store
+        case Output() | Settled() | Event():
+            return entry.store
+        case _:
+            assert_never(entry)
 
 
 def encode(entry: Entry) -> bytes:

@@ -96,6 +96,7 @@ class JournalRecorder:
             findings=admission.findings,
             may_trace=admission.verdict.may_trace,
             verdict=admission.verdict,
+            store=admission.verdict.store,
             resident=not _elsewhere(admission.would_refuse),
             demand=admission.reservation.demand,
         )
@@ -130,6 +131,7 @@ class JournalRecorder:
             # Without a principal there is no tenant whose telemetry it would be, and its message was not read.
             may_trace=refused.principal is None if verdict is None else verdict.may_trace,
             verdict=verdict,
+            store=refused.store,
             resident=verdict is not None or denial.resident,
         )
         code = int(REASONS[denial.reason].code)
@@ -141,7 +143,8 @@ class JournalRecorder:
         if not texts:
             return None
         call_id, tenant = recorded.admission.call.id, recorded.admission.principal.tenant
-        return self._write(record.Output(call_id, at.wall_ns, output.offset, texts), reserve=True, tenant=tenant)
+        entry = record.Output(call_id, at.wall_ns, output.offset, texts, recorded.admission.verdict.store)
+        return self._write(entry, reserve=True, tenant=tenant)
 
     def settled(self, recorded: Recorded, output: Output, outcome: Outcome, usage: Usage, at: Instant) -> Denial | None:
         call_id = recorded.admission.call.id
@@ -173,6 +176,7 @@ class JournalRecorder:
             findings=recorded.findings,
             holds_until_ns=at.wall_ns + recorded.holds_ns if recorded.holds_ns else 0,
             kv_byte_ms=usage.kv_byte_ms,
+            store=recorded.admission.verdict.store,
         )
         denial = self._write(
             entry, closes=call_id, reserve=True, tenant=recorded.admission.principal.tenant,
@@ -210,7 +214,12 @@ class JournalRecorder:
 
     def event(self, kind: str, actor: str, detail: Mapping[str, ParameterValue]) -> Denial | None:
         """Journal what belongs in the log and is no call: bundle loads, recoveries, drain."""
-        return self._write(Event(self._new_id(), self._now().wall_ns, kind, actor, dict(detail)), reserve=True)
+        return self._tell(kind, actor, detail, "")
+
+    def _tell(self, kind: str, actor: str, detail: Mapping[str, ParameterValue], store: str) -> Denial | None:
+        """``store``: the jurisdiction whose database keeps it; "": the pod's own."""
+        event = Event(self._new_id(), self._now().wall_ns, kind, actor, dict(detail), store)
+        return self._write(event, reserve=True)
 
     def recovered(self, holds_ns: Callable[[str], int] = lambda _model: 0) -> Denial | None:
         """Give each call that a crash cut off its ``aborted`` outcome, and say what recovery found; once, at start.
@@ -279,7 +288,7 @@ class JournalRecorder:
         if tenant and REASONS[reason].code is not Code.UNAUTHENTICATED:
             if not self._journal.over(tenant) and self._journal.pressure < Pressure.REFUSE:
                 return False
-            return self._folding.folds(reason.value, f"tenant {tenant}", at.wall_ns, whole=0)
+            return self._folding.folds(reason.value, f"tenant {tenant}", at.wall_ns, whole=0, store=refused.store)
         whole = WHOLE if self._journal.pressure < Pressure.WARN else 0
         return self._folding.folds(reason.value, network(refused.call.peer), at.wall_ns, whole=whole)
 
@@ -292,7 +301,7 @@ class JournalRecorder:
                 "reason": each.reason, "from": each.origin, "count": each.count, "first_ns": each.first_ns,
                 "last_ns": each.last_ns,
             }  # fmt: skip
-            if self.event("refusals_counted", ACTOR, detail) is not None:
+            if self._tell("refusals_counted", ACTOR, detail, each.store) is not None:
                 self._folding.again(folded)
                 return
             del folded[0]

@@ -79,6 +79,7 @@ class OpenCall:
     prompt_tokens: int
     output_bytes: int
     output_sha256: bytes
+    store: str = ""  # the jurisdiction whose database keeps it
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class _Live:
             call.prompt_tokens,
             self.nbytes,
             self.digest.digest(),
+            call.store,
         )
 
     def past(self, end: Settled | None = None) -> PastCall:

@@ -19,7 +19,7 @@ from audit.filling import Rows, ended_at, made_at
 from audit.follow import read_shipped
 from audit.heads import Heads
 from audit.patience import Patience
-from audit.record import Event, decode
+from audit.record import Event, decode, store_of
 from audit.rows import CALL_COLUMNS, CallRow
 from audit.ship_parts import Bounds, Item, JournalError, Parts, Source, Status, StoppedError
 from audit.spool import drop_bundle, read_bundle
@@ -57,11 +57,14 @@ _DATA_KEY: Final = CALL_COLUMNS.index("data_key")
 class Shipper:
     """One journal's shipper; ``run`` returns once ``stop`` is set and the batch at hand is stored."""
 
-    def __init__(self, parts: Parts, stop: threading.Event, bounds: Bounds = DEFAULT) -> None:
+    def __init__(
+        self, parts: Parts, stop: threading.Event, bounds: Bounds = DEFAULT, status: Status | None = None
+    ) -> None:
+        """``status``: that of the shipper before this one, which goes on."""
         self._parts = parts
         self._stop = stop
         self._bounds = bounds
-        self.status = Status()
+        self.status = status or Status()
         self._cursor = storing.NO_CURSOR
         self._joiner = Joiner()
         self._pending = _Pending()
@@ -121,7 +124,8 @@ class Shipper:
 
     def _oldest(self) -> float | None:
         """When the oldest entry was made that may not be stored, as the journal knows it: the database may be away."""
-        source, first = self._parts.source, read_shipped(self._parts.directory) + 1
+        source, parts = self._parts.source, self._parts
+        first = read_shipped(parts.shipped_in or parts.directory) + 1
         try:
             source.seek(first)
             made = [made_at(item) for item in source.read(1)]
@@ -156,7 +160,7 @@ class Shipper:
         """Into our own log: what was seen of the database belongs to the evidence."""
         while self._database.notes:
             kind, detail = self._database.notes.pop(0)
-            place = Place(self._parts.sidecar, self._journal, self._parts.region, self._parts.jurisdiction)
+            place = Place(self._parts.sidecar, self._journal, self._parts.region, self._parts.place)
             self._place = self._place or place
             event = Event(
                 f"{self._parts.book.log}:{self._position}:{kind}", self._now_ns(), kind, f"ship:{place.sidecar}", detail
@@ -188,9 +192,6 @@ class Shipper:
     def _check(self, place: Place) -> None:
         if place.journal != self._journal:
             raise storing.FencedError("the journal was replaced by another")
-        if place.jurisdiction != self._parts.jurisdiction:
-            words = f"records of {place.jurisdiction!r} may not be stored in {self._parts.jurisdiction!r}"
-            raise store.WrongJurisdictionError(words)
         self._place = self._checked = place
 
     def _next(self) -> Sequence[Item]:
@@ -228,7 +229,7 @@ class Shipper:
     def _look_at_disk(self) -> None:
         """A quarter of what is free, so that the batch, its successor and what the journal still needs fit."""
         try:
-            self._room = self._heads.make_room() // 4
+            self._room = self._heads.make_room() // (4 * self._bounds.sharers)
         except OSError:
             return  # gone: told where the journal is read
 
@@ -236,6 +237,7 @@ class Shipper:
 
     def _take(self, items: Sequence[Item]) -> None:
         """What they complete becomes rows; a batch that is full by it goes."""
+        mine = self._parts.jurisdiction
         for item in items:
             place, sequence = item.place, item.sequence
             if place is not self._checked:  # the same for all of a segment
@@ -244,10 +246,14 @@ class Shipper:
                 continue
             self._read = sequence
             try:
-                record = self._joiner.add(place, sequence, decode(item.data))
+                entry = decode(item.data)
+                jurisdiction = store_of(entry) or place.jurisdiction
+                if jurisdiction != mine and not self._ours(jurisdiction):
+                    continue
+                record = self._joiner.add(place, sequence, entry)
             except (msgspec.DecodeError, UnicodeError) as fault:
                 # Not read again in vain: what was read before ``done`` has been kept before.
-                old = sequence <= self._cursor.done
+                old = sequence <= self._cursor.done or not self._ours(place.jurisdiction)
                 record = None if old else self._rows.unreadable(item, self._position, fault)
             if record is not None and sequence > self._cursor.done:
                 self._add(record)
@@ -260,6 +266,22 @@ class Shipper:
         if item.sequence > self._read and self._cursor.done >= 0 and item.sequence > known + 1:
             self._gap(item, known + 1)
         return item.sequence > self._read
+
+    def _ours(self, jurisdiction: str) -> bool:
+        """Whether what is for ``jurisdiction`` is for this database. What can't be read is for the pod's own.
+
+        Raises WrongJurisdictionError for what no database here may have, from the pod's own shipper: then nothing after
+        it is let go.
+        """
+        parts = self._parts
+        if jurisdiction == parts.jurisdiction:
+            return True
+        if jurisdiction in parts.others or parts.place != parts.jurisdiction:
+            return False
+        raise store.WrongJurisdictionError(
+            f"records of {jurisdiction!r} may not be stored in {parts.jurisdiction!r}"
+            + (f" or {', '.join(map(repr, sorted(parts.others)))}" if parts.others else "")
+        )
 
     def _gap(self, item: Item, first: int) -> None:
         """Entries are missing: that is a fact of the log too."""

@@ -82,6 +82,7 @@ class Bounds:
     keep: float = 86400.0  # seconds that sealed batches are kept, for a database that is restored
     keep_bytes: int = 8 * 2**30  # of them at most: beyond it the oldest go sooner
     keep_free: int = 0  # bytes of their disk: with less free they go sooner, and a batch takes a quarter of it at most
+    sharers: int = 1  # shippers that share that disk, this one among them: each takes its part of the quarter
     backoff: float = 0.2  # seconds before the first retry, doubled up to:
     backoff_most: float = 30.0
     transaction: float = 60.0  # seconds after which a database that hangs is given up
@@ -106,6 +107,15 @@ class Parts:
     chance: Callable[[], float]
     ended: Callable[[CallRecord], None] | None = None
     fleet: Fleet | None = None
+    # Where one journal is shipped to several databases: this one's shipper takes what is for ``jurisdiction`` alone.
+    own: str = ""  # the pod's own jurisdiction; "": this one
+    others: frozenset[str] = frozenset()  # those whose shippers take the rest
+    shipped_in: Path | None = None  # where it is kept what this database has; None: in ``directory``
+
+    @property
+    def place(self) -> str:
+        """The jurisdiction that the pod itself is in."""
+        return self.own or self.jurisdiction
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ class Route:
             return
         deadline = time.monotonic() + SHIPPED_S
         time.sleep(1.1)  # the report is written once a second
-        while json.loads(self.report.read_text())["lag_records"] > 0:
+        while any(each["lag_records"] > 0 for each in json.loads(self.report.read_text())["databases"].values()):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self.name}: still shipping after {SHIPPED_S:.0f} s")
             time.sleep(0.1)

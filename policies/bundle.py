@@ -93,19 +93,24 @@ class Bundle:
             rest = inflating.unconsumed_tail
 
     def place(
-        self, region: str, storage_jurisdiction: str, telemetry_jurisdiction: str | None
+        self,
+        region: str,
+        storage_jurisdiction: str,
+        telemetry_jurisdiction: str | None,
+        further: tuple[str, ...] = (),
     ) -> Place | list[Problem]:
         """A pod's place, in this bundle's terms; what the bundle doesn't know can't be judged, so it is refused."""
         jurisdictions = set(self.regions.values())
         problems = []
         if region not in self.regions:
             problems.append(f"the sidecar's region {region} is not in the bundle{suggest(region, self.regions)}")
-        for name, what in ((storage_jurisdiction, "database"), (telemetry_jurisdiction, "telemetry")):
+        stores = [(name, "database") for name in (storage_jurisdiction, *further)]
+        for name, what in (*stores, (telemetry_jurisdiction, "telemetry")):
             if name is not None and name not in jurisdictions:
                 problems.append(f"the {what}'s jurisdiction {name} is not in the bundle{suggest(name, jurisdictions)}")
         if problems:
             return [Problem("bundle.yaml", 1, 1, "regions", problem) for problem in problems]
-        return Place(region, self.regions[region], storage_jurisdiction, telemetry_jurisdiction)
+        return Place(region, self.regions[region], storage_jurisdiction, telemetry_jurisdiction, further=further)
 
 
 class Before(Protocol):

@@ -19,24 +19,39 @@ def residency_places(document: Document, doc: ResidencyDoc, regions: Mapping[str
     """Places that bundle.yaml doesn't know, and classes that allow nothing."""
     places = set(regions) | set(regions.values())
     base: KeyPath = ("residency",)
-    yield from _three(document, base, (doc.processing, doc.storage, doc.telemetry), regions)
+    yield from _all(document, base, (doc.processing, doc.storage, doc.telemetry, doc.records), regions)
+    yield from _unstored(document, base, doc.records, doc.storage, regions)
     for name, narrowed in doc.classes.items():
         path = (*base, "classes", name)
         # A list alone stands where the mapping's `processing` would.
         at_list = (*path, "processing") not in document.values and "processing" in narrowed.model_fields_set
         inner = path if at_list else (*path, "processing")
-        yield from _three(document, path, (None, narrowed.storage, narrowed.telemetry), regions)
+        yield from _all(document, path, (None, narrowed.storage, narrowed.telemetry, narrowed.records), regions)
+        yield from _unstored(document, path, narrowed.records, narrowed.storage or doc.storage, regions)
         yield from _unknown(document, inner, narrowed.processing or (), places, "region or jurisdiction")
         yield from _outside(document, path, inner, narrowed, doc, regions)
 
 
-def _three(
+def _all(
     document: Document, path: KeyPath, lists: tuple[tuple[str, ...] | None, ...], regions: Mapping[str, str]
 ) -> Iterator[Problem]:
     jurisdictions = set(regions.values())
-    kinds = (jurisdictions | set(regions), "region or jurisdiction"), *[(jurisdictions, "jurisdiction")] * 2
-    for key, entries, (known, what) in zip(("processing", "storage", "telemetry"), lists, kinds, strict=True):
+    kinds = (jurisdictions | set(regions), "region or jurisdiction"), *[(jurisdictions, "jurisdiction")] * 3
+    keys = ("processing", "storage", "telemetry", "records")
+    for key, entries, (known, what) in zip(keys, lists, kinds, strict=True):
         yield from _unknown(document, (*path, key), entries or (), known, what)
+
+
+def _unstored(
+    document: Document,
+    path: KeyPath,
+    records: tuple[str, ...] | None,
+    storage: tuple[str, ...],
+    regions: Mapping[str, str],
+) -> Iterator[Problem]:
+    for index, entry in enumerate(records or ()):
+        if entry in set(regions.values()) and entry not in storage:
+            yield document.problem((*path, "records", index), "lies outside storage, so it allows nothing")
 
 
 def _unknown(

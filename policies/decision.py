@@ -143,7 +143,16 @@ class Decider:
             alias=asked.alias,
             guards=self._guards(asked) if asked.action is Action.INFER else None,
             loras=tenant.loras,
+            store=residency.kept_in(tenant.residency, asked.classes, self._place),
         )
+
+    def store(self, principal: Principal, call: Call) -> str:
+        """The jurisdiction whose database keeps the record of a refusal; "" for a tenant that nobody knows."""
+        tenant = self._bundle.tenants.get(principal.tenant)
+        if tenant is None:
+            return ""
+        classes = _classes(principal, call, _key_rule(tenant, principal))
+        return residency.kept_in(tenant.residency, classes, self._place)
 
     def _guards(self, asked: _Asked) -> Guards | None:
         tenant = asked.tenant
@@ -154,7 +163,6 @@ class Decider:
     def _asked(self, principal: Principal, tenant: Tenant, call: Call, head: Head, at: float) -> _Asked:
         method = call.method
         key = _key_rule(tenant, principal)
-        of_key = (key.data_class,) if key is not None and key.data_class else ()
         whole = method.shows_all(principal.roles)
         by_model = method.by_model and bool(head.model or not method.all_models)
         model, alias = _target(tenant, head.model if by_model else "", whole=whole)
@@ -166,7 +174,7 @@ class Decider:
             method=method.name,
             by_model=by_model,
             model=model,
-            classes=tuple(dict.fromkeys((*classes_of(call.data_class), *principal.data_classes, *of_key))),
+            classes=_classes(principal, call, key),
             source=address(call.peer) if "source" in self._mentions else "",
             at=at,
             place=self._place,
@@ -260,7 +268,8 @@ class Decider:
         telemetry = place.telemetry_jurisdiction or "nowhere"
         if not residency.traced(asked.tenant.residency, asked.classes, place):
             telemetry = "nowhere (withheld)"
-        where = f"processed in {place.region} ({place.jurisdiction}), stored in {place.storage_jurisdiction}"
+        stored = residency.kept_in(asked.tenant.residency, asked.classes, place)
+        where = f"processed in {place.region} ({place.jurisdiction}), stored in {stored}"
         return Step("residency", "pass", f"{asked.tenant.document}:residency", f"{where}, traced to {telemetry}")
 
     def _resident(self, asked: _Asked) -> Denial | None:
@@ -317,6 +326,11 @@ class Decider:
 
 def _key_rule(tenant: Tenant, principal: Principal) -> KeyRule | None:
     return tenant.keys.get(principal.name) if tenant.keys and principal.kind == "api_key" else None
+
+
+def _classes(principal: Principal, call: Call, key: KeyRule | None) -> tuple[str, ...]:
+    of_key = (key.data_class,) if key is not None and key.data_class else ()
+    return tuple(dict.fromkeys((*classes_of(call.data_class), *principal.data_classes, *of_key)))
 
 
 def classes_of(written: str) -> tuple[str, ...]:

@@ -105,6 +105,10 @@ class LoadedPolicy:
         known = memory.verdicts.get(key)
         return known if known is not None else self._remember(memory, key, principal, call, head)
 
+    def store(self, principal: Principal, call: Call) -> str:
+        """The jurisdiction whose database keeps the record of a refusal; "" for a tenant that nobody knows."""
+        return self._decider.store(principal, call)
+
     def forget(self, pause: Callable[[], None]) -> None:
         """Free the answers a few at a time; for one that no new call is put to any more."""
         let_go(pause, self._memory.verdicts)

@@ -11,7 +11,19 @@ from msgspec import Struct
 from sidecar.core.model import Denial, replace
 from sidecar.core.reasons import Reason
 
-__all__ = ["Place", "Residency", "Rules", "allowed_regions", "decide", "directed", "label", "traced", "within"]
+__all__ = [
+    "Place",
+    "Residency",
+    "Rules",
+    "allowed_regions",
+    "decide",
+    "directed",
+    "kept_in",
+    "label",
+    "store_of",
+    "traced",
+    "within",
+]
 
 # Names told in one refusal: it travels in gRPC trailers, of which many clients take 8 KB in all.
 MAX_TOLD: Final = 16
@@ -21,6 +33,7 @@ MAX_TOLD: Final = 16
 class Place:
     """Where a pod is and where what it records goes. ``telemetry_jurisdiction`` None: no telemetry leaves the pod.
 
+    ``storage_jurisdiction`` is its own database's; ``further`` are the others that it has a database in.
     ``doubt`` says why it isn't certain where the pod is; then nobody's data may be processed there.
     """
 
@@ -29,17 +42,32 @@ class Place:
     storage_jurisdiction: str
     telemetry_jurisdiction: str | None
     doubt: str = ""
+    further: tuple[str, ...] = ()
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The jurisdictions that it has a database in, its own first."""
+        return (self.storage_jurisdiction, *self.further)
 
 
 class Rules(Struct, frozen=True, gc=False):
     """Where data may be: jurisdictions or regions for processing, jurisdictions for the rest; nothing else is allowed.
 
-    ``telemetry`` None: it is withheld, so no collector's place matters.
+    ``telemetry`` None: it is withheld, so no collector's place matters. ``records``: of ``storage``, those whose
+    database may keep the records; None: all of them.
     """
 
     processing: tuple[str, ...]
     storage: tuple[str, ...]
     telemetry: tuple[str, ...] | None
+    records: tuple[str, ...] | None = None
+
+    @property
+    def databases(self) -> tuple[str, ...]:
+        """Where a database may keep the records, in the order that they are written in."""
+        if self.records is None:
+            return self.storage
+        return tuple(name for name in self.records if name in self.storage)
 
 
 class Residency(Struct, frozen=True, gc=False):
@@ -53,7 +81,7 @@ def decide(residency: Residency, classes: Sequence[str], place: Place, document:
     """None where all three are allowed under every class given; ``document`` is the tenant's file.
 
     The journal lies on the pod itself, so the pod's own jurisdiction must be one that the tenant may be stored in,
-    whatever database comes after it.
+    whatever database comes after it; and there must be a database for the record (``store_of``).
     """
     rule = f"{document}:residency"
     if place.doubt:
@@ -87,10 +115,34 @@ def _processed(rule: str, named: _Named, place: Place) -> Denial | None:
 
 def _stored(rule: str, named: _Named, place: Place) -> Denial | None:
     for suffix, rules in named:
-        for kept in (place.jurisdiction, place.storage_jurisdiction):
-            if kept not in rules.storage:
-                return _elsewhere(Reason.RESIDENCY_STORAGE, f"{rule}{suffix or '.storage'}", kept, rules.storage)
+        if place.jurisdiction not in rules.storage:
+            where = f"{rule}{suffix or '.storage'}"
+            return _elsewhere(Reason.RESIDENCY_STORAGE, where, (place.jurisdiction,), rules.storage)
+    left = set(place.stores)
+    for suffix, rules in named:
+        left &= set(rules.databases)
+        if not left:
+            by = ".storage" if rules.records is None else ".records"
+            return _elsewhere(Reason.RESIDENCY_STORAGE, f"{rule}{suffix or by}", place.stores, rules.databases)
     return None
+
+
+def store_of(residency: Residency, classes: Sequence[str], place: Place) -> str | None:
+    """The jurisdiction whose database keeps the records: the pod's own where it may, else the first that the tenant
+    names and that the pod has one in. None: no database here may; there is no default.
+    """
+    named = [residency.classes[name] for name in classes if name in residency.classes]
+    allowed = [
+        name
+        for name in residency.own.databases
+        if name in place.stores and all(name in rules.databases for rules in named)
+    ]
+    return place.jurisdiction if place.jurisdiction in allowed else next(iter(allowed), None)
+
+
+def kept_in(residency: Residency, classes: Sequence[str], place: Place) -> str:
+    """As ``store_of``; where no database here may, the pod's own: for a refusal's record, which holds no content."""
+    return store_of(residency, classes, place) or place.storage_jurisdiction
 
 
 def _sent(rule: str, named: _Named, place: Place) -> Denial | None:
@@ -100,7 +152,7 @@ def _sent(rule: str, named: _Named, place: Place) -> Denial | None:
     for suffix, rules in named:
         allowed = rules.telemetry or ()
         if sent_to not in allowed:
-            return _elsewhere(Reason.RESIDENCY_TELEMETRY, f"{rule}{suffix or '.telemetry'}", sent_to, allowed)
+            return _elsewhere(Reason.RESIDENCY_TELEMETRY, f"{rule}{suffix or '.telemetry'}", (sent_to,), allowed)
     return None
 
 
@@ -144,13 +196,14 @@ def _no_wider(rules: Rules, other: Rules, regions: Mapping[str, str]) -> bool:
         if within(region, jurisdiction, rules.processing)
     )
     silent = rules.telemetry is None or (other.telemetry is not None and set(rules.telemetry) <= set(other.telemetry))
-    return narrower and silent and set(rules.storage) <= set(other.storage)
+    stored = set(rules.storage) <= set(other.storage) and set(rules.databases) <= set(other.databases)
+    return narrower and silent and stored
 
 
-def _elsewhere(reason: Reason, rule: str, jurisdiction: str, allowed: tuple[str, ...]) -> Denial:
+def _elsewhere(reason: Reason, rule: str, here: tuple[str, ...], allowed: tuple[str, ...]) -> Denial:
     allowed = tuple(sorted(allowed))
-    detail = f"here it would go to {jurisdiction}; allowed: {_listed(allowed)}"
-    metadata = (("jurisdiction", jurisdiction), ("allowed_jurisdictions", ",".join(allowed[:MAX_TOLD])))
+    detail = f"here it would go to {' or '.join(here)}; allowed: {_listed(allowed)}"
+    metadata = (("jurisdiction", ",".join(here)), ("allowed_jurisdictions", ",".join(allowed[:MAX_TOLD])))
     return Denial(reason, detail, rule=rule, metadata=metadata)
 
 

@@ -30,6 +30,7 @@ class Pod:
     storage_jurisdiction: str
     telemetry_jurisdiction: str | None
     doubt: str = ""
+    further: tuple[str, ...] = ()  # jurisdictions that it has a database in besides
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +127,5 @@ class BundleSource:
 
 
 def _placed(bundle: Bundle, pod: Pod) -> LoadedPolicy | list[Problem]:
-    place = bundle.place(pod.region, pod.storage_jurisdiction, pod.telemetry_jurisdiction)
+    place = bundle.place(pod.region, pod.storage_jurisdiction, pod.telemetry_jurisdiction, pod.further)
     return place if isinstance(place, list) else LoadedPolicy(bundle, replace(place, doubt=pod.doubt))

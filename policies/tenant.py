@@ -234,7 +234,7 @@ def _timeline(doc: TenantDoc, plan: PlanDoc | None) -> tuple[Limits, tuple[From,
 
 
 def _residency(doc: ResidencyDoc) -> Residency:
-    own = Rules(doc.processing, doc.storage, doc.telemetry)
+    own = Rules(doc.processing, doc.storage, doc.telemetry, doc.records)
     classes = {}
     for name, narrowed in doc.classes.items():
         telemetry = narrowed.telemetry if "telemetry" in narrowed.model_fields_set else own.telemetry
@@ -242,5 +242,6 @@ def _residency(doc: ResidencyDoc) -> Residency:
             own.processing if narrowed.processing is None else narrowed.processing,
             own.storage if narrowed.storage is None else narrowed.storage,
             telemetry,
+            narrowed.records,
         )
     return Residency(own, classes)

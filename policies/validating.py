@@ -52,8 +52,9 @@ def _problem(model: type[BaseModel], document: Document, error: ErrorDetails) ->
 def _message(document: Document, path: KeyPath, error: ErrorDetails) -> str:
     """Pydantic's own words without its grammar. The value itself isn't repeated: it may be a secret."""
     message = error["msg"]
-    for grammar in ("Value error, ", "Assertion failed, ", "Input ", "String "):
+    for grammar in ("Value error, ", "Assertion failed, ", "Input ", "String ", "Tuple ", "List ", "Dictionary "):
         message = message.removeprefix(grammar)
+    message = message.partition(" after validation")[0]
     if error["type"] in ("literal_error", "enum"):
         expected = re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", "")))
         value = _value_at(document, path)

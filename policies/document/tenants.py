@@ -73,12 +73,13 @@ class ClassDoc(Doc):
 
     processing: tuple[Name, ...] | None = None
     storage: tuple[Name, ...] | None = None
+    records: Annotated[tuple[Name, ...] | None, Field(min_length=1)] = None
     telemetry: Telemetry = ()
 
     @model_validator(mode="after")
     def _narrows(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("is empty; write what it narrows: processing, storage or telemetry")
+            raise ValueError("is empty; write what it narrows: processing, storage, records or telemetry")
         return self
 
 
@@ -86,11 +87,13 @@ class ResidencyDoc(Doc):
     """Where a tenant's data may be: jurisdictions or regions, all stated, none meant by leaving it out.
 
     ``storage`` and ``telemetry`` take jurisdictions only: that is all a sidecar knows of its database and collector.
-    ``classes`` names the data classes the tenant uses, and narrows the three for each (a list alone: ``processing``).
+    ``records``: of ``storage``, those whose database may keep the records; the rest of it is for pods' journals only.
+    ``classes`` names the data classes the tenant uses, and narrows all for each (a list alone: ``processing``).
     """
 
     processing: tuple[Name, ...]
     storage: tuple[Name, ...]
+    records: Annotated[tuple[Name, ...] | None, Field(min_length=1)] = None
     telemetry: Telemetry
     classes: dict[
         DataClass, Annotated[ClassDoc, BeforeValidator(_as_class, json_schema_input_type=list[Name] | ClassDoc)]

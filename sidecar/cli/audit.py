@@ -9,7 +9,8 @@ import shutil
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
@@ -18,7 +19,7 @@ from rich.text import Text
 from audit.search import Asker, Filter, Messages, Page, SearchError
 from audit.search import search as search_records
 from audit.search import show as show_record
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import database, opener_of
 from sidecar.cli.desk import operator
 from sidecar.cli.records import harmless, told, told_whole
@@ -71,6 +72,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     limit: Annotated[int, typer.Option(help="At most this many, the newest.")] = 100,
     after: Annotated[str | None, typer.Option(help=_AFTER_HELP)] = None,
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     *,
     scan: Annotated[bool, typer.Option("--scan", help="Seek --text by opening every record; needs --reveal.")] = False,
     reveal: RevealOption = False,
@@ -106,7 +108,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
         after=after,
         scan=scan,
     )
-    page = _search(config, asked, asker_of(at, reason, reveal=reveal))
+    page = _search(config, jurisdiction, asked, asker_of(at, reason, reveal=reveal))
     if as_json:
         for number, record in enumerate(page.found, 1):
             last = number == len(page.found)
@@ -120,6 +122,7 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
 def show(
     call_id: Annotated[str, typer.Argument(metavar="CALL", help="The call's id (x-warden-call-id).")],
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     *,
     reveal: RevealOption = False,
     reason: ReasonOption = "",
@@ -127,7 +130,7 @@ def show(
 ) -> None:
     """Everything recorded of one call; exit 1 where there is no record of it, or several (a stream's messages)."""
     asker = asker_of(now(), reason, reveal=reveal)
-    with database(config, application="warden-audit") as opened:
+    with database(config, jurisdiction, application="warden-audit") as opened:
         try:
             found = show_record(opened.engine, call_id, asker, opener_of(opened.settings), opened.jurisdiction)
         except SearchError as fault:
@@ -143,8 +146,8 @@ def show(
     _print(told_whole(found, _width()))
 
 
-def _search(config: Any, asked: Filter, asker: Asker) -> Page:
-    with database(config, application="warden-audit") as opened:
+def _search(config: Path, jurisdiction: str | None, asked: Filter, asker: Asker) -> Page:
+    with database(config, jurisdiction, application="warden-audit") as opened:
         try:
             return search_records(opened.engine, asked, asker, opener_of(opened.settings), opened.jurisdiction)
         except SearchError as fault:

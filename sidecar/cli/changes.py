@@ -13,7 +13,7 @@ import typer
 from policies.compare import Change, Comparison, compare
 from policies.differences import Difference
 from sidecar.cli.bundles import BundleArgument, good, moment, since_when
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit
 from sidecar.cli.listing import MOST_TOLD, Lines, Object
 from sidecar.cli.past import replay
 
@@ -158,10 +158,11 @@ def replay_command(
     *,
     since: Annotated[str, typer.Option(help="An age (24h, 7d), a day, or a time with its zone.")] = "24h",
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     json: JsonOption = False,
 ) -> None:
     """Decide the recorded calls again under BUNDLE, and tell those whose answer would be another; exits 1 if any."""
-    replayed, changed = replay(good(bundle), since_when(since), config)
+    replayed, changed = replay(good(bundle), since_when(since), config, jurisdiction)
     told = [
         {
             "call_id": each.past.call_id,

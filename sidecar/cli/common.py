@@ -15,6 +15,9 @@ import typer
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="The sidecar's configuration.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout, and nothing else there.")]
+JurisdictionOption = Annotated[
+    str | None, typer.Option("--jurisdiction", help="Whose database, where the configuration has several.")
+]
 DEFAULT_CONFIG = Path("warden.yaml")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from sidecar.quotas.leases import look
 from sidecar.runtime import compose, restricted, selfcheck
 from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.dsn import sidecar_dsn
-from sidecar.runtime.settings import SettingsError, load
+from sidecar.runtime.settings import Settings, SettingsError, load
 from sidecar.triton.selfcheck import Finding, Severity
 
 app = typer.Typer(no_args_is_help=True, help="The sidecar's configuration: check.")
@@ -102,7 +103,19 @@ def _problems(file: Path) -> list[str]:
         typer.echo(
             f"{file}: audit.journal.key_file: on the journal's own volume; who takes the disk has both", err=True
         )
-    dsn = sidecar_dsn(settings.audit.database)
-    if isinstance(dsn, KeyFault):
-        problems.append(f"{file}: audit.database.sidecar_dsn_file: {dsn.detail}")
-    return problems
+    return problems + [f"{file}: {problem}" for problem in _databases(settings)]
+
+
+def _databases(settings: Settings) -> Iterator[str]:
+    """What is wrong with the files that the databases' sections name."""
+    own = settings.audit.database.jurisdiction
+    for jurisdiction in settings.audit.jurisdictions:
+        section = settings.audit.of(jurisdiction).database
+        place = "audit.database" if jurisdiction == own else f"audit.databases.{jurisdiction}"
+        dsn = sidecar_dsn(section)
+        if isinstance(dsn, KeyFault):
+            yield f"{place}.sidecar_dsn_file: {dsn.detail}"
+        if section.key_file is not None:
+            key = load_root_key(section.key_file, apart_from=settings.audit.journal.directory)
+            if isinstance(key, KeyFault):
+                yield f"{place}.key_file: {key.detail}"

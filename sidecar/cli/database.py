@@ -20,7 +20,7 @@ from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipping import content_root, keys_of
 
-__all__ = ["Database", "database", "opener_of", "root_of"]
+__all__ = ["Database", "database", "opener_of", "root_of", "settings_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,24 @@ class Database:
         return self.settings.audit.database.jurisdiction
 
 
-@contextmanager
-def database(config: Path, *, application: str) -> Iterator[Database]:
-    """The database that ``config`` names; its faults end the command: 3 where it is away, 1 where it is a wrong one."""
+def settings_of(config: Path, jurisdiction: str | None) -> Settings:
+    """The configuration with the one database that is asked about; exit 2 where it doesn't say which of several."""
     settings = load_settings(config)
+    known = settings.audit.jurisdictions
+    if jurisdiction is None and len(known) > 1:
+        fail(Exit.USAGE, f"{config} has databases of {', '.join(known)}: say which, with --jurisdiction")
+    if jurisdiction is not None and jurisdiction not in known:
+        fail(Exit.USAGE, f"--jurisdiction {jurisdiction!r}: {config} has a database of {', '.join(known)} only")
+    return settings.of(jurisdiction or known[0])
+
+
+@contextmanager
+def database(config: Path, jurisdiction: str | None, *, application: str) -> Iterator[Database]:
+    """The database that ``config`` names, of several that of ``jurisdiction``.
+
+    Its faults end the command: 3 where it is away, 1 where it is a wrong one.
+    """
+    settings = settings_of(config, jurisdiction)
     dsn = settings.audit.database.dsn or sidecar_dsn(settings.audit.database)
     if isinstance(dsn, KeyFault):
         fail(Exit.USAGE, dsn.detail)

@@ -16,7 +16,7 @@ from rich.table import Table
 from audit import roles, store
 from audit.roles import InForce, RoleKind
 from audit.store import AHEAD_DAYS
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import database
 from sidecar.cli.desk import operator
 from sidecar.core.model import Secret
@@ -29,9 +29,11 @@ app = typer.Typer(
 
 
 @app.command()
-def upgrade(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+def upgrade(
+    config: ConfigOption = DEFAULT_CONFIG, jurisdiction: JurisdictionOption = None, *, as_json: JsonOption = False
+) -> None:
     """Bring the database to this release's schema. Doing it twice, or twice at once, is harmless."""
-    with database(config, application="warden-db") as opened:
+    with database(config, jurisdiction, application="warden-db") as opened:
         try:
             before, after = migrate.upgrade(opened.engine, jurisdiction=opened.jurisdiction, today=_today())
         except migrate.BusyError as fault:
@@ -44,12 +46,14 @@ def upgrade(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = Fals
 
 
 @app.command()
-def status(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+def status(
+    config: ConfigOption = DEFAULT_CONFIG, jurisdiction: JurisdictionOption = None, *, as_json: JsonOption = False
+) -> None:
     """What the database is, and what keeps its evidence append-only for whom.
 
     Exit 1 where it needs an upgrade, belongs to another jurisdiction, or a guard is off.
     """
-    with database(config, application="warden-db") as opened:
+    with database(config, jurisdiction, application="warden-db") as opened:
         found = migrate.status(opened.engine, today=_today())
         configured = opened.jurisdiction
         shape = _shape(found)
@@ -78,6 +82,7 @@ def enroll(
     kind: Annotated[RoleKind, typer.Option("--for", help="What the login may do.")] = RoleKind.SIDECAR,
     host: Annotated[str | None, typer.Option(help="HOST[:PORT] in the DSN, where a pooler stands between.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     *,
     as_json: JsonOption = False,
 ) -> None:
@@ -87,7 +92,7 @@ def enroll(
     for keys issues and revokes API keys. Needs a DSN that may create roles, as the tables' owner.
     """
     secret = Secret(secrets.token_urlsafe(32).encode())
-    with database(config, application="warden-db") as opened:
+    with database(config, jurisdiction, application="warden-db") as opened:
         dsn = opened.settings.audit.database.dsn
         _write_new(out, "")
         try:
@@ -108,9 +113,10 @@ def revoke(
     name: Annotated[str, typer.Argument(help="As it was enrolled.")],
     kind: Annotated[RoleKind, typer.Option("--for", help="What the login was for.")] = RoleKind.SIDECAR,
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
 ) -> None:
     """End a login: its connections are cut and its rights taken away; what it wrote stays."""
-    with database(config, application="warden-db") as opened:
+    with database(config, jurisdiction, application="warden-db") as opened:
         try:
             with store.transaction(opened.engine) as connection:
                 done = roles.revoke(connection, kind, name, datetime.now(UTC))

@@ -23,9 +23,8 @@ from audit.tlog import Signer, Verifier, parse_verifier
 from audit.verify import Options, Report, verify
 from audit.verify_export import verify_export
 from sidecar.cli.audit import ReasonOption, RevealOption, asker_of, moment
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
-from sidecar.cli.database import Database, database, opener_of, root_of
-from sidecar.cli.desk import load_settings
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
+from sidecar.cli.database import Database, database, opener_of, root_of, settings_of
 from sidecar.cli.keeping import app
 from sidecar.cli.records import harmless
 from sidecar.core.model import Secret
@@ -58,6 +57,7 @@ def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     region: _Filtered = None,
     call: _Filtered = None,
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     *,
     reveal: RevealOption = False,
     reason: ReasonOption = "",
@@ -73,7 +73,7 @@ def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
         outcome=outcome, principal=principal, key=key, subject=subject, conversation=conversation,
         data_class=data_class, rule=rule, region=region, call=call,
     )  # fmt: skip
-    with database(config, application="warden-export") as opened:
+    with database(config, jurisdiction, application="warden-export") as opened:
         trust = Trust(_verifier(root_of(opened.settings), opened.jurisdiction), _fleet_signer(opened))
         asker = asker_of(at, reason, reveal=reveal)
         try:
@@ -98,6 +98,7 @@ def verify_command(
         Path | None, typer.Argument(metavar="[DIR]", help="An export, instead of the database.")
     ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     *,
     keys: Annotated[
         Path | None, typer.Option(help="Verifier keys, one a line, instead of a configuration (DIR).")
@@ -109,8 +110,8 @@ def verify_command(
 ) -> None:
     """Recompute every leaf, tree and signed head, and look for missing logs; exit 1 where anything is wrong."""
     if directory is not None:
-        _end(_verify_directory(directory, config, keys), as_json=as_json)
-    with database(config, application="warden-verify") as opened:
+        _end(_verify_directory(directory, config, jurisdiction, keys), as_json=as_json)
+    with database(config, jurisdiction, application="warden-verify") as opened:
         settings, root = opened.settings, root_of(opened.settings)
         section = settings.audit.anchor
         path = anchor or (section.file if section is not None else None)
@@ -132,13 +133,15 @@ def verify_command(
 
 
 @app.command()
-def verifiers(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+def verifiers(
+    config: ConfigOption = DEFAULT_CONFIG, jurisdiction: JurisdictionOption = None, *, as_json: JsonOption = False
+) -> None:
     """Print each log's verifier key, one a line, for `verify DIR --keys FILE` and `certificate --keys FILE`.
 
     Hand them to an auditor by another way than what they are to verify. They are made of the jurisdiction's root key,
     never of what the database says; it only says which logs there are.
     """
-    with database(config, application="warden-verify") as opened:
+    with database(config, jurisdiction, application="warden-verify") as opened:
         of = _verifier(root_of(opened.settings), opened.jurisdiction)
         with transaction(opened.engine) as connection:
             logs = list(connection.scalars(sa.select(audit_logs.c.log).order_by(audit_logs.c.log)))
@@ -149,13 +152,13 @@ def verifiers(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = Fa
             typer.echo(of(log).text)
 
 
-def _verify_directory(directory: Path, config: Path, keys: Path | None) -> Report:
+def _verify_directory(directory: Path, config: Path, jurisdiction: str | None, keys: Path | None) -> Report:
     try:
         if keys is not None:
             known = [parse_verifier(line) for line in keys.read_text(encoding="utf-8").splitlines() if line.strip()]
             trust = {found.name.rpartition("/")[2]: found for found in known}
             return verify_export(directory, lambda log: trust.get(log, Verifier("nobody", bytes(32))))
-        settings = load_settings(config)
+        settings = settings_of(config, jurisdiction)
         return verify_export(directory, _verifier(root_of(settings), settings.audit.database.jurisdiction))
     except OSError as fault:
         fail(Exit.USAGE, f"{fault.filename or directory}: {fault.strerror}")

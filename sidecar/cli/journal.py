@@ -99,16 +99,19 @@ def _asked(admin: str) -> tuple[str, str]:
 
 
 def _ship(report: ShipReport | None) -> dict[str, Any] | None:
-    """What `warden ship` said within the last seconds; None: it isn't running."""
+    """What `warden ship` said within the last seconds, by the database's jurisdiction; None: it isn't running."""
     if report is None:
         return None
-    oldest = report.oldest_unshipped_at
     return {
-        "database_up": report.database_up,
-        "waiting": report.lag_records,
-        "oldest_at": None if oldest is None else _time(round(oldest * 1e9)),
-        "last_error": report.last_error,
-        "poisoned": report.poisoned,
+        jurisdiction: {
+            "database_up": each.database_up,
+            "shipped": each.shipped_sequence,
+            "waiting": each.lag_records,
+            "oldest_at": None if each.oldest_unshipped_at is None else _time(round(each.oldest_unshipped_at * 1e9)),
+            "last_error": each.last_error,
+            "poisoned": each.poisoned,
+        }
+        for jurisdiction, each in report.databases.items()
     }
 
 
@@ -137,7 +140,9 @@ def _show(found: dict[str, Any]) -> None:
     console.print(f"journal {found['journal'] or '(never opened)'} in {found['directory']}", markup=False)
     state = f"{found['state']} ({found['detail']})" if found["detail"] not in ("", found["state"]) else found["state"]
     console.print(f"state {state}; written by {writer}", markup=False)
-    console.print(f"shipped through sequence {found['shipped']}; {_shipping(found['ship'])}", markup=False)
+    console.print(f"shipped through sequence {found['shipped']}", markup=False)
+    for line in _shipping(found["ship"]):
+        console.print(line, markup=False)
     console.print(
         f"{found['bytes']:,} of {found['max_bytes']:,} bytes; {found['free_bytes']:,} free on its volume, "
         f"{found['min_free']:,} must be"
@@ -155,13 +160,15 @@ def _show(found: dict[str, Any]) -> None:
     console.print(table)
 
 
-def _shipping(ship: dict[str, Any] | None) -> str:
+def _shipping(ship: dict[str, Any] | None) -> Iterator[str]:
     if ship is None:
-        return "warden ship isn't running"
-    since = f" since {ship['oldest_at']}" if ship["oldest_at"] else ""
-    database = "answers" if ship["database_up"] else "does not answer"
-    error = f"; last error: {ship['last_error']}" if ship["last_error"] else ""
-    return f"about {ship['waiting']} records wait{since}; the database {database}{error}"
+        yield "warden ship isn't running"
+        return
+    for jurisdiction, each in ship.items():
+        since = f" since {each['oldest_at']}" if each["oldest_at"] else ""
+        database = "answers" if each["database_up"] else "does not answer"
+        error = f"; last error: {each['last_error']}" if each["last_error"] else ""
+        yield f"{jurisdiction}: about {each['waiting']} records wait{since}; the database {database}{error}"
 
 
 @app.command()

@@ -25,9 +25,9 @@ from audit.retain import retain as run_retention
 from audit.tlog import NoteError, Verifier, parse_verifier
 from policies.bundle import load as load_bundle
 from sidecar.cli.audit import app
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
-from sidecar.cli.database import Database, database, opener_of, root_of
-from sidecar.cli.desk import load_settings, operator
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
+from sidecar.cli.database import Database, database, opener_of, root_of, settings_of
+from sidecar.cli.desk import operator
 from sidecar.cli.records import harmless
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
@@ -53,11 +53,11 @@ class _Desk:
 
 
 @contextmanager
-def _desk(config: ConfigOption, reason: str) -> Iterator[_Desk]:
+def _desk(config: Path, jurisdiction: str | None, reason: str) -> Iterator[_Desk]:
     at = now()
     ids = (uuid7(at.wall_ns, os.urandom(10)) for _ in itertools.count())
     officer = Officer(f"cli:{operator()}", datetime.fromtimestamp(at.wall, UTC), ids, reason)
-    with database(config, application="warden-audit") as opened:
+    with database(config, jurisdiction, application="warden-audit") as opened:
         try:
             with store.transaction(opened.engine, statement_ms=300_000, deadline_s=3600.0) as connection:
                 store.check_jurisdiction(connection, opened.jurisdiction)
@@ -74,20 +74,23 @@ def hold_add(
     reason: _Reason,
     subject: _Subject = None,
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     *,
     as_json: JsonOption = False,
 ) -> None:
     """Keep everything of a tenant, or of one of its subjects, until the hold is released."""
     hold_id = uuid7(now().wall_ns, os.urandom(10))
-    with _desk(config, reason) as desk:
+    with _desk(config, jurisdiction, reason) as desk:
         erasing.place_hold(desk.connection, desk.opener.provider, desk.officer, hold_id, tenant, subject)
     emit({"id": hold_id, "tenant": tenant}) if as_json else typer.echo(hold_id)
 
 
 @_holds.command(name="list")
-def hold_list(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+def hold_list(
+    config: ConfigOption = DEFAULT_CONFIG, jurisdiction: JurisdictionOption = None, *, as_json: JsonOption = False
+) -> None:
     """The holds in force."""
-    with _desk(config, "") as desk:
+    with _desk(config, jurisdiction, "") as desk:
         found = erasing.holds(desk.connection, desk.opener.provider)
     for hold in found:
         told = {
@@ -98,9 +101,11 @@ def hold_list(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = Fa
 
 
 @_holds.command(name="release")
-def hold_release(hold_id: str, reason: _Reason, config: ConfigOption = DEFAULT_CONFIG) -> None:
+def hold_release(
+    hold_id: str, reason: _Reason, config: ConfigOption = DEFAULT_CONFIG, jurisdiction: JurisdictionOption = None
+) -> None:
     """End a hold; exit 1 where there is none of that id in force."""
-    with _desk(config, reason) as desk:
+    with _desk(config, jurisdiction, reason) as desk:
         done = erasing.release_hold(desk.connection, desk.officer, hold_id)
     if not done:
         fail(Exit.NO, f"no hold {hold_id} is in force")
@@ -115,6 +120,7 @@ def erase(
     show: Annotated[str | None, typer.Option(help="ID: the certificate of an erasure.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Write the certificate, signed, to FILE.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     *,
     as_json: JsonOption = False,
 ) -> None:
@@ -129,7 +135,7 @@ def erase(
         fail(Exit.USAGE, "give --tenant and --subject, or --confirm ID, or --show ID")
     if show is None and not reason.strip():
         fail(Exit.USAGE, "an erasure needs --reason TEXT: it is kept with your name")
-    with _desk(config, reason) as desk:
+    with _desk(config, jurisdiction, reason) as desk:
         if show is not None:
             found = erasing.erasure(desk.connection, show)
         elif confirm is not None:
@@ -150,6 +156,7 @@ def erase(
 def check_certificate(
     file: Annotated[Path, typer.Argument(help="A certificate, as `erase -o FILE` wrote it.")],
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     *,
     keys: Annotated[Path | None, typer.Option(help="Verifier keys, one a line, instead of a configuration.")] = None,
     as_json: JsonOption = False,
@@ -160,7 +167,7 @@ def check_certificate(
     """
     try:
         note = file.read_text(encoding="utf-8")
-        found = read_certificate(note, *_trusted(config, keys))
+        found = read_certificate(note, *_trusted(config, jurisdiction, keys))
     except (OSError, UnicodeDecodeError) as fault:
         fail(Exit.USAGE, f"{file}: {fault}")
     except NoteError as fault:
@@ -172,10 +179,10 @@ def check_certificate(
         typer.echo(f"{name.replace('_', ' '):14} {harmless(value)}")
 
 
-def _trusted(config: Path, keys: Path | None) -> tuple[str, Verifier]:
+def _trusted(config: Path, asked: str | None, keys: Path | None) -> tuple[str, Verifier]:
     """The jurisdiction, and the key of its fleet's log. Raises OSError and NoteError."""
     if keys is None:
-        settings = load_settings(config)
+        settings = settings_of(config, asked)
         jurisdiction = settings.audit.database.jurisdiction
         return jurisdiction, log_signer(root_of(settings), origin_of(jurisdiction, FLEET)).verifier
     for line in keys.read_text(encoding="utf-8").splitlines():
@@ -188,7 +195,9 @@ def _trusted(config: Path, keys: Path | None) -> tuple[str, Verifier]:
 
 
 @app.command()
-def retain(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False) -> None:
+def retain(
+    config: ConfigOption = DEFAULT_CONFIG, jurisdiction: JurisdictionOption = None, *, as_json: JsonOption = False
+) -> None:
     """End what was kept as long as its record says, close erasures whose time has come; run it daily.
 
     Keys are destroyed at once. A day's records go when all of them are over: first that is put on record, and once a
@@ -197,7 +206,7 @@ def retain(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False
     at = now()
     ids = (uuid7(at.wall_ns, os.urandom(10)) for _ in itertools.count())
     officer = Officer(f"cli:{operator()}", datetime.fromtimestamp(at.wall, UTC), ids, "retention")
-    with database(config, application="warden-retain") as opened:
+    with database(config, jurisdiction, application="warden-retain") as opened:
         with store.transaction(opened.engine) as connection:
             store.check_jurisdiction(connection, opened.jurisdiction)
         done = run_retention(opened.engine, opener_of(opened.settings), officer, copies=_copies(opened))

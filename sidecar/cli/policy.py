@@ -17,7 +17,7 @@ from policies.explain import Asked, Explanation, explain
 from policies.schemas import CEDAR_SCHEMAS, cedar_schemas, schemas
 from sidecar.cli.bundles import BundleArgument, good, moment, read
 from sidecar.cli.changes import diff_command, replay_command
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.past import explain_past
 from sidecar.core.model import Action
 
@@ -111,11 +111,12 @@ def decide_command(
     max_tokens: Annotated[int | None, typer.Option(help="That the call asks for (default: the model's).")] = None,
     call: Annotated[str | None, typer.Option(help="A recorded call's id, in place of all the above.")] = None,
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     json: JsonOption = False,
 ) -> None:
     """What a sidecar would decide, or did, and every step on the way. Exits 0 for allow, 1 for deny."""
     if call is not None:
-        _explain_past(call, None if bundle is None else good(bundle), config, json=json)
+        _explain_past(call, None if bundle is None else good(bundle), config, jurisdiction, json=json)
         return
     if bundle is None or not tenant or not region:
         fail(Exit.USAGE, "needs BUNDLE, --tenant and --region (and --model); or --call")
@@ -170,8 +171,8 @@ def _text(file: Path) -> str:
     return found.decode("utf-8", "surrogateescape")
 
 
-def _explain_past(call: str, under: Bundle | None, config: Path, *, json: bool) -> None:
-    past, found = explain_past(call, under, config)
+def _explain_past(call: str, under: Bundle | None, config: Path, jurisdiction: str | None, *, json: bool) -> None:
+    past, found = explain_past(call, under, config, jurisdiction)
     got = str(found.reason or "allow")
     same = past.verdict is None or past.verdict == got or (got != "allow" and past.would_refuse == got)
     recorded = {"verdict": past.verdict, "rule": past.rule, "bundle": past.bundle, "would_refuse": past.would_refuse}

@@ -13,6 +13,7 @@ from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail
 from sidecar.cli.desk import load_settings
 from sidecar.runtime import dumps
 from sidecar.runtime.dsn import sidecar_dsn
+from sidecar.runtime.released import StrandedError
 from sidecar.runtime.shipper import PARENT_VARIABLE
 from sidecar.runtime.shipping import AlreadyShippingError, bind_to_parent, load_sealer
 from sidecar.runtime.shipping import ship as run
@@ -43,11 +44,13 @@ def ship(config: ConfigOption = DEFAULT_CONFIG) -> None:
     if isinstance(dsn, KeyFault):
         fail(Exit.USAGE, dsn.detail)
     try:
-        run(settings, root, sealer, stop)
+        run(settings, root, stop)
     except WrongJurisdictionError as fault:
         fail(Exit.NO, f"{config}: {fault}")
     except ForkError as fault:
         fail(Exit.NO, f"{fault}: nothing is shipped before a person has looked")
+    except StrandedError as fault:
+        fail(Exit.NO, f"{config}: {fault}")
     except AlreadyShippingError as fault:
         fail(Exit.DEPENDENCY, str(fault))
     except OSError as fault:

@@ -13,7 +13,7 @@ import typer
 from audit.usage import BY, MEASURES, hour_of
 from audit.usage import usage as read_usage
 from sidecar.cli.audit import asker_of, moment
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import database
 from sidecar.cli.records import harmless
 from sidecar.runtime.clock import now
@@ -21,6 +21,7 @@ from sidecar.runtime.clock import now
 
 def usage(
     config: ConfigOption = DEFAULT_CONFIG,
+    jurisdiction: JurisdictionOption = None,
     *,
     tenant: Annotated[str | None, typer.Option(help="Only this one.")] = None,
     since: Annotated[str, typer.Option(help="A time with its zone, or an age such as 24h; its whole hour.")] = "24h",
@@ -45,7 +46,7 @@ def usage(
     groups = _groups(by)
     begin, last = hour_of(begin.astimezone(UTC)), hour_of(end.astimezone(UTC))
     end = last if last == end else last + timedelta(hours=1)
-    with database(config, application="warden-usage") as opened:
+    with database(config, jurisdiction, application="warden-usage") as opened:
         asker = asker_of(at, "", reveal=False)
         rows = read_usage(opened.engine, begin, end, tenant, groups, asker, opened.jurisdiction)
         lines = [[_written(value) for value in row] for row in rows]

@@ -92,7 +92,8 @@ class Decision:
         if isinstance(verdict, Denial):
             self._refuse(verdict)
             profile = self.policy.profile(self.head.model)
-            verdict = Verdict("observe", self.policy.digest, profile, Limits(), AuditRule())
+            store = self.policy.store(self.who, self.call)
+            verdict = Verdict("observe", self.policy.digest, profile, Limits(), AuditRule(), store=store)
         if self.denial is not None:
             # Residency comes last: what was refused before it, or for headers that say too little, may be content that
             # must not be stored here, or that its tenant wants kept nowhere.
@@ -136,8 +137,15 @@ class Decision:
 
     def refused(self, denial: Denial) -> Refused:
         return Refused(
-            self.call, denial, self.policy.digest, self.principal, self.head, self._verdict, self.facts, self.findings
-        )
+            self.call, denial, self.policy.digest, self.principal, self.head, self._verdict, self.facts,
+            self.findings, self._store(),
+        )  # fmt: skip
+
+    def _store(self) -> str:
+        """Of a refusal's record: by its tenant's rules wherever the tenant is known, however early it came."""
+        if self._verdict is not None:
+            return self._verdict.store
+        return "" if self.principal is None else self.policy.store(self.principal, self.call)
 
 
 def forbidden(finding: Finding, what: str) -> Denial:

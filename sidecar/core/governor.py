@@ -278,7 +278,9 @@ class Governor:
         who = self._identify(call, at)
         principal = None if isinstance(who, Denial) else who
         reason = who if isinstance(who, Denial) and self._mode is Mode.ENFORCE else denial
-        return self.refuse(Refused(call, reason, self._ports.policies.current().digest, principal), at)
+        policy = self._ports.policies.current()
+        store = "" if principal is None else policy.store(principal, call)
+        return self.refuse(Refused(call, reason, policy.digest, principal, store=store), at)
 
     # --- while it runs ---------------------------------------------------------------------------------------------
 

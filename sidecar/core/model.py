@@ -149,6 +149,7 @@ class Verdict(Struct, frozen=True):
     key_limits: Limits | None = None  # of the API key that asks, in place of ``limits.per_key``
     guards: Guards | None = None  # what the prompt and the output may hold; None: whatever they like
     loras: frozenset[str] = frozenset()  # the adapters that this tenant may use, by name or id
+    store: str = ""  # the jurisdiction whose database keeps the record; "": the pod's own
 
 
 class Refused(Struct, frozen=True):
@@ -162,6 +163,7 @@ class Refused(Struct, frozen=True):
     verdict: Verdict | None = None
     facts: InferenceFacts = NO_FACTS
     findings: tuple[Finding, ...] = ()
+    store: str = ""  # the jurisdiction whose database keeps the record; "": the pod's own
 
 
 # --- what it holds and how it ends --------------------------------------------------------------------------------

@@ -66,6 +66,10 @@ class Policy(Protocol):
         """Tenant status → model allow-list → Cedar → residency, in that order."""
         ...
 
+    def store(self, principal: Principal, call: Call) -> str:
+        """The jurisdiction whose database keeps the record of a refused call; "": nobody's rules say, so the pod's."""
+        ...
+
     def profile(self, model: str) -> ModelProfile:
         """The model's profile, or a generic one for a model the bundle doesn't name."""
         ...

@@ -90,7 +90,8 @@ def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> Bu
     otlp = settings.telemetry.otlp
     database = settings.audit.database.jurisdiction
     doubt = location.look(settings.sidecar).doubt
-    pod = Pod(settings.sidecar.region, database, otlp.jurisdiction if otlp else None, doubt)
+    further = tuple(settings.audit.databases)
+    pod = Pod(settings.sidecar.region, database, otlp.jurisdiction if otlp else None, doubt, further)
     source = BundleSource.open(settings.policy.bundle, pod, time.time())
     problems = list(map(str, source)) if isinstance(source, list) else []
     if settings.mode == "enforce" and settings.sidecar.evidence is None:

@@ -396,7 +396,8 @@ class Sidecar:
         watch("warden_draining", lambda: float(self.drain.began.is_set()))
         info = readings.info(version("triton-warden"), sidecar.name, sidecar.region, settings.mode)
         watch("warden_build_info", lambda: info)
-        watch_ship(rooms.instruments, ShipFile(section.directory / "ship.json", time.time))
+        file = ShipFile(section.directory / "ship.json", time.time)
+        watch_ship(rooms.instruments, file, self.settings.audit.jurisdictions)
 
     def _jwks_age(self) -> float | None:
         confirmed = [source.condition.confirmed_at for source in self.rooms.jwks]

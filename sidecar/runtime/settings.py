@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from policies import yamlfile
+from policies.document import Name
 from policies.units import Duration, Size, parse_duration
 from policies.validating import validate
 from policies.yamlfile import Problem
@@ -48,6 +49,9 @@ LoopbackAddress = Annotated[Address, AfterValidator(_loopback)]
 Role = Literal["tenant", "operator", "admin"]
 
 Section = TypeVar("Section", bound=BaseModel)
+
+
+FURTHER_DATABASES: Final = 3  # beside the pod's own: each has a shipper's threads, and nine series
 
 
 class _Section(BaseModel):
@@ -297,16 +301,89 @@ class AnchorSection(_Section):
         return self
 
 
-class AuditSection(_Section):
-    journal: JournalSection
-    database: DatabaseSection
+class FurtherDatabaseSection(_Section):
+    """A database of another jurisdiction than the pod's, for tenants whose ``residency.records`` names it.
+
+    Nothing is shared with any other: neither its root key, nor the tenants' master keys, nor its anchor.
+    """
+
+    dsn: str = Field(default="", repr=False)  # may hold the password
+    sidecar_dsn_file: Path | None = None
+    key_file: Path
     keys: MasterKeysSection = MasterKeysSection()
     anchor: AnchorSection | None = None
+
+    @model_validator(mode="after")
+    def _some(self) -> Self:
+        if not self.dsn and self.sidecar_dsn_file is None:
+            raise ValueError("names no database: write dsn, or sidecar_dsn_file in a sidecar's own configuration")
+        return self
+
+
+class AuditSection(_Section):
+    """``database`` is the pod's own: in its jurisdiction, with API keys and all that is no tenant's record."""
+
+    journal: JournalSection
+    database: DatabaseSection
+    keys: MasterKeysSection = MasterKeysSection()  # of ``database``
+    anchor: AnchorSection | None = None  # of ``database``
+    databases: dict[Name, FurtherDatabaseSection] = Field({}, max_length=FURTHER_DATABASES)  # by jurisdiction
 
     @property
     def keys_directory(self) -> Path:
         root = self.database.key_file or self.journal.key_file
         return self.keys.directory or root.parent / "tenant-keys"
+
+    @property
+    def jurisdictions(self) -> tuple[str, ...]:
+        """Those that there is a database of, the pod's own first."""
+        return (self.database.jurisdiction, *self.databases)
+
+    def of(self, jurisdiction: str) -> Self:
+        """What is configured of one of ``jurisdictions``, as if it were the only one."""
+        if jurisdiction == self.database.jurisdiction:
+            return self.model_copy(update={"databases": {}})
+        found = self.databases[jurisdiction]
+        database = DatabaseSection(
+            dsn=found.dsn,
+            sidecar_dsn_file=found.sidecar_dsn_file,
+            jurisdiction=jurisdiction,
+            key_file=found.key_file,
+        )
+        own: dict[str, Any] = {"database": database, "keys": found.keys, "anchor": found.anchor, "databases": {}}
+        return self.model_copy(update=own)
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        """What two jurisdictions shared would lie in both."""
+        own = self.database.jurisdiction
+        if own in self.databases:
+            raise ValueError(f"databases.{own}: that is the jurisdiction of database; write it there alone")
+        taken: dict[tuple[str, ...], str] = {}
+        for name in self.jurisdictions:
+            for what, parts in _own_parts(self.of(name)).items():
+                other = taken.setdefault((what, *parts), name)
+                if other != name:
+                    raise ValueError(f"databases.{name}: {what} {parts[0]} is that of {other}; each needs its own")
+        return self
+
+
+def _own_parts(section: AuditSection) -> dict[str, tuple[str, ...]]:
+    """What belongs to one jurisdiction alone, by what it is; the first of each is a name to tell it by."""
+    database, keys, anchor = section.database, section.keys, section.anchor
+    found: dict[str, tuple[str, ...]] = {
+        "key_file": (str(database.key_file or section.journal.key_file),),
+        "keys.directory": (str(section.keys_directory),),
+    }
+    if database.dsn:
+        found["dsn"] = ("", database.dsn)  # it may hold a password, so it isn't told
+    if database.sidecar_dsn_file is not None:
+        found["sidecar_dsn_file"] = (str(database.sidecar_dsn_file),)
+    if keys.vault is not None:
+        found["keys.vault"] = (keys.vault.prefix, keys.vault.address, keys.vault.mount)
+    if anchor is not None and anchor.file is not None:
+        found["anchor.file"] = (str(anchor.file),)
+    return found
 
 
 class OtlpSection(_Section):
@@ -373,6 +450,10 @@ class Settings(_Section):
     quotas: QuotasSection = QuotasSection()
     bounds: BoundsSection = BoundsSection()
 
+    def of(self, jurisdiction: str) -> Self:
+        """The same with one of ``audit.jurisdictions`` as if it were the only one."""
+        return self.model_copy(update={"audit": self.audit.of(jurisdiction)})
+
     @model_validator(mode="after")
     def _certificates_that_can_be_shown(self) -> Self:
         tls = self.listen.tls
@@ -435,8 +516,7 @@ def _anchored(section: Section, base: Path) -> Section:
         elif isinstance(value, BaseModel):
             changes[name] = _anchored(value, base)
         elif isinstance(value, dict):
-            paths = {key: base / item for key, item in value.items() if isinstance(item, Path)}
-            changes[name] = value | paths
+            changes[name] = {key: _anchored_item(item, base) for key, item in value.items()}
         elif isinstance(value, tuple):
             changes[name] = tuple(_anchored_item(item, base) for item in value)
         elif name == "jwks" and "://" not in value and not Path(value).is_absolute():

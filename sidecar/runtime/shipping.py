@@ -16,8 +16,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from sqlalchemy import Engine
 
 from audit import store
 from audit.assemble import CallRecord, Place
@@ -25,11 +28,11 @@ from audit.content import ContentSealer
 from audit.fleet import FileAnchor, Fleet
 from audit.follow import Follower, write_shipped
 from audit.keys import FileKeys, KeyProvider, Survivors
-from audit.logbook import LogBook
+from audit.logbook import ForkError, LogBook
 from audit.poison import PoisonKeeper
 from audit.seal import KeyFault, load_root_key
 from audit.segments import FaultKind, SegmentInfo
-from audit.ship import Bounds, Item, Parts, Shipper
+from audit.ship import Bounds, Item, Parts, Shipper, Status
 from audit.spool import write_whole
 from audit.tlog import parse_verifier
 from audit.transit import Transit, TransitKeys
@@ -37,7 +40,8 @@ from audit.vault import Vault
 from audit.witness import Witness
 from sidecar.core.model import Secret
 from sidecar.runtime.dsn import sidecar_dsn
-from sidecar.runtime.settings import JournalSection, Settings
+from sidecar.runtime.released import Released, place_of, refuse_stranded
+from sidecar.runtime.settings import Settings
 from sidecar.telemetry import logs
 from sidecar.telemetry.export import SpanPump, exporter_for
 from sidecar.telemetry.spans import resource_of, span_of, to_be_exported
@@ -60,6 +64,8 @@ SPANS_GRACE: Final = 3.0  # seconds to send what is queued on stop
 KEPT_BYTES: Final = 32 * 2**20  # of free memory at the end of the heap
 _M_TRIM_THRESHOLD: Final = -1  # malloc.h
 _M_MMAP_THRESHOLD: Final = -3
+FIRST_PAUSE: Final = 0.5  # seconds before one of several is tried again, doubled up to:
+LAST_PAUSE: Final = 15.0
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 
@@ -70,8 +76,9 @@ class AlreadyShippingError(Exception):
 class JournalSource:
     """``audit.ship.Source`` over the real journal."""
 
-    def __init__(self, directory: Path, root: Secret) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, root: Secret, told: Callable[[int], None] | None = None) -> None:
+        """``told`` is what is shipped, at most once a second; None: the journal itself is."""
+        self._told_to = told or partial(write_shipped, directory)
         self._follower = Follower(directory, root)
         self._entry_bytes = 512.0  # of one entry, a running mean: the follower knows what waits in bytes
         self._told_of: tuple[SegmentInfo, Place] | None = None
@@ -125,7 +132,7 @@ class JournalSource:
 
     def _tell(self) -> None:
         if self._shipped != self._told:
-            write_shipped(self._directory, self._shipped)
+            self._told_to(self._shipped)
             self._told, self._told_at = self._shipped, time.monotonic()
 
     def close(self) -> None:
@@ -174,63 +181,146 @@ def witnesses_of(settings: Settings) -> list[Witness]:
     return [Witness(each.url, parse_verifier(each.key)) for each in (section.witnesses if section else ())]
 
 
-def _logs(settings: Settings) -> tuple[LogBook, Fleet]:
+def _logs(settings: Settings, directory: Path) -> tuple[LogBook, Fleet]:
     root = content_root(settings)
     if isinstance(root, KeyFault):
         raise OSError(root.detail)
-    directory, jurisdiction = settings.audit.journal.directory, settings.audit.database.jurisdiction
-    section = settings.audit.anchor
+    jurisdiction, section = settings.audit.database.jurisdiction, settings.audit.anchor
     anchor = None if section is None or section.file is None else FileAnchor(section.file)
     book = LogBook(directory / "log", settings.sidecar.name, jurisdiction, root, secrets.token_bytes)
     return book, Fleet(directory / "fleet", jurisdiction, root, anchor, witnesses_of(settings))
 
 
-def ship(settings: Settings, root: Secret, sealer: ContentSealer, stop: threading.Event) -> None:
-    """Ship until ``stop``. Raises WrongJurisdictionError and AlreadyShippingError."""
+class Shipment:
+    """The shipping of one journal to one of its databases, made anew after whatever ended it.
+
+    Each has its log, its kept batches, its keys, its connections and its place in the journal to itself, so that what
+    holds up one holds up no other.
+    """
+
+    def __init__(
+        self, settings: Settings, jurisdiction: str, root: Secret, released: Released, pump: SpanPump | None,
+        stop: threading.Event,
+    ) -> None:  # fmt: skip
+        self.jurisdiction = jurisdiction
+        self._settings, self._whole = settings.of(jurisdiction), settings
+        self._root, self._released, self._pump, self._stop = root, released, pump, stop
+        self.status = Status()
+
+    @property
+    def alone(self) -> bool:
+        return not self._whole.audit.databases
+
+    def run(self) -> None:
+        """Until ``stop``. Alone, it raises what ends it; beside others, which go on, it tells it and tries again."""
+        wait = FIRST_PAUSE
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                self._once()
+            except Exception as fault:
+                if self.alone:
+                    raise
+                self._ended(fault)
+                wait = FIRST_PAUSE if time.monotonic() - began >= LAST_PAUSE else min(wait * 2, LAST_PAUSE)
+                self._stop.wait(wait)
+
+    def _ended(self, fault: Exception) -> None:
+        self.status.database_up = False
+        self.status.tampered = isinstance(fault, ForkError)
+        expected = isinstance(fault, store.WrongJurisdictionError | ForkError | OSError | ValueError)
+        words = " ".join(str(fault).split())[:500] if expected else type(fault).__name__
+        self.status.last_error = words
+        trace = None if expected else fault  # a bug of ours
+        _LOG.error(
+            "ship.refused", exc_info=trace, extra={"warden": {"jurisdiction": self.jurisdiction, "error": words}}
+        )
+
+    def _once(self) -> None:
+        """Raises WrongJurisdictionError, ForkError, and OSError where a key or a DSN can't be had."""
+        settings = self._settings
+        sealer, dsn = load_sealer(settings), sidecar_dsn(settings.audit.database)
+        for found in (sealer, dsn):
+            if isinstance(found, KeyFault):
+                raise OSError(found.detail)
+        assert isinstance(sealer, ContentSealer)
+        assert isinstance(dsn, str)
+        source = JournalSource(
+            settings.audit.journal.directory, self._root, partial(self._released.tell, self.jurisdiction)
+        )
+        engine = store.connect(dsn, application=f"warden-ship-{settings.sidecar.name}"[:63])
+        try:
+            parts = self._parts(source, engine, sealer)
+            Shipper(parts, self._stop, _bounds(self._whole), self.status).run()
+        finally:
+            engine.dispose()
+            source.close()
+
+    def _parts(self, source: JournalSource, engine: Engine, sealer: ContentSealer) -> Parts:
+        settings, whole = self._settings, self._whole.audit
+        journal = settings.audit.journal.directory
+        directory = place_of(journal, self.jurisdiction, own=whole.database.jurisdiction)
+        book, fleet = _logs(settings, directory)
+        return Parts(
+            source=source,
+            engine=engine,
+            redaction_key=sealer.redaction_key,
+            vault=Vault(keys_of(settings), secrets.token_bytes),
+            book=book,
+            fleet=fleet,
+            poison=PoisonKeeper(directory / "poison", sealer),
+            directory=journal,
+            sidecar=settings.sidecar.name,
+            region=settings.sidecar.region,
+            jurisdiction=self.jurisdiction,
+            now=lambda: datetime.now(UTC),
+            monotonic=time.monotonic,
+            chance=random.random,
+            ended=None if self._pump is None else _spans_to(self._pump),
+            own=whole.database.jurisdiction,
+            others=frozenset(whole.jurisdictions) - {self.jurisdiction},
+            shipped_in=self._released.directory(self.jurisdiction),
+        )
+
+
+def ship(settings: Settings, root: Secret, stop: threading.Event) -> None:
+    """Ship until ``stop``. Raises AlreadyShippingError, StrandedError, and with one database what ends its shipper."""
     _collect_seldom()
     _keep_memory()
     directory = settings.audit.journal.directory
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    source = JournalSource(directory, root)
-    dsn = sidecar_dsn(settings.audit.database)
-    if isinstance(dsn, KeyFault):
-        raise OSError(dsn.detail)
-    engine = store.connect(dsn, application=f"warden-ship-{settings.sidecar.name}"[:63])
     pump = _pump(settings)
-    book, fleet = _logs(settings)
-    parts = Parts(
-        source=source,
-        engine=engine,
-        redaction_key=sealer.redaction_key,
-        vault=Vault(keys_of(settings), secrets.token_bytes),
-        book=book,
-        fleet=fleet,
-        poison=PoisonKeeper(directory / "poison", sealer),
-        directory=directory,
-        sidecar=settings.sidecar.name,
-        region=settings.sidecar.region,
-        jurisdiction=settings.audit.database.jurisdiction,
-        now=lambda: datetime.now(UTC),
-        monotonic=time.monotonic,
-        chance=random.random,
-        ended=None if pump is None else _spans_to(pump),
-    )
-    shipper = Shipper(parts, stop, _bounds(settings.audit.journal))
     try:
-        with _alone(directory, stop), _reporting(directory / "ship.json", shipper, pump):
-            if not stop.is_set():
-                shipper.run()
+        with _alone(directory, stop):
+            refuse_stranded(directory, root, settings.audit.jurisdictions)
+            released = Released(directory, settings.audit.jurisdictions)
+            shipments = [Shipment(settings, each, root, released, pump, stop) for each in settings.audit.jurisdictions]
+            with _reporting(directory / "ship.json", shipments, pump):
+                _run(shipments, stop)
     finally:
         if pump is not None:
             pump.close(SPANS_GRACE)
-        engine.dispose()
-        source.close()
 
 
-def _bounds(journal: JournalSection) -> Bounds:
+def _run(shipments: Sequence[Shipment], stop: threading.Event) -> None:
+    if stop.is_set():
+        return
+    if len(shipments) == 1:
+        shipments[0].run()
+        return
+    threads = [threading.Thread(target=each.run, name=f"ship-{each.jurisdiction}") for each in shipments]
+    for thread in threads:
+        thread.start()
+    stop.wait()
+    for thread in threads:
+        thread.join()
+
+
+def _bounds(settings: Settings) -> Bounds:
     """``keep_free`` is where the journal lets go of its own shipped segments (audit.journal)."""
+    journal, sharers = settings.audit.journal, len(settings.audit.jurisdictions)
     free = journal.min_free + 2 * journal.segment_bytes
-    return Bounds(keep=journal.keep, keep_bytes=journal.max_bytes, keep_free=free)
+    return Bounds(keep=journal.keep, keep_bytes=journal.max_bytes // sharers, keep_free=free, sharers=sharers)
 
 
 def _collect_seldom() -> None:
@@ -287,17 +377,18 @@ def _alone(directory: Path, stop: threading.Event) -> Iterator[None]:
 
 
 @contextmanager
-def _reporting(path: Path, shipper: Shipper, pump: SpanPump | None) -> Iterator[None]:
+def _reporting(path: Path, shipments: Sequence[Shipment], pump: SpanPump | None) -> Iterator[None]:
     """Write the report each second (sidecar.telemetry.shipfile reads it), and a last time at the end."""
     done = threading.Event()
 
     def run() -> None:
-        told: str | None = None
+        told: dict[str, str | None] = {}
         while True:
             last = done.wait(REPORT_SECONDS)
-            told = _tell(shipper, told)
+            for each in shipments:
+                told[each.jurisdiction] = _tell(each, told.get(each.jurisdiction))
             try:
-                write_whole(path, _report(shipper, pump), durable=False)
+                write_whole(path, _report(shipments, pump), durable=False)
             except OSError as fault:
                 logs.event(_LOG, logging.ERROR, "report.unwritten", path=str(path), error=fault.strerror)
             if last:
@@ -312,19 +403,32 @@ def _reporting(path: Path, shipper: Shipper, pump: SpanPump | None) -> Iterator[
         thread.join(REPORT_SECONDS)
 
 
-def _tell(shipper: Shipper, told: str | None) -> str | None:
+def _tell(shipment: Shipment, told: str | None) -> str | None:
     """Log a trouble when it begins, and its end."""
-    trouble = shipper.status.last_error
+    status, place = shipment.status, shipment.jurisdiction
+    trouble = status.last_error
     if trouble is not None and told is None:
-        logs.event(_LOG, logging.ERROR, "ship.waiting", error=trouble, lag_records=shipper.status.lag_records)
+        logs.event(
+            _LOG, logging.ERROR, "ship.waiting", jurisdiction=place, error=trouble, lag_records=status.lag_records
+        )
     if trouble is None and told is not None:
-        logs.event(_LOG, logging.INFO, "ship.resumed", rows=shipper.status.rows)
+        logs.event(_LOG, logging.INFO, "ship.resumed", jurisdiction=place, rows=status.rows)
     return trouble
 
 
-def _report(shipper: Shipper, pump: SpanPump | None) -> bytes:
-    status = shipper.status
+def _report(shipments: Sequence[Shipment], pump: SpanPump | None) -> bytes:
+    counts = pump.counts if pump is not None else None
     report: dict[str, object] = {
+        "databases": {each.jurisdiction: _of(each.status) for each in shipments},
+        "spans_exported": counts.exported if counts else 0,
+        "spans_failed": counts.failed if counts else 0,
+        "spans_dropped": counts.dropped if counts else 0,
+    }
+    return json.dumps(report).encode()
+
+
+def _of(status: Status) -> dict[str, object]:
+    return {
         "shipped_sequence": status.shipped_sequence,
         "position": status.position,
         "lag_records": status.lag_records,
@@ -342,8 +446,3 @@ def _report(shipper: Shipper, pump: SpanPump | None) -> bytes:
         "anchor_trouble": status.anchor_trouble,
         "witness_trouble": status.witness_trouble,
     }
-    counts = pump.counts if pump is not None else None
-    report["spans_exported"] = counts.exported if counts else 0
-    report["spans_failed"] = counts.failed if counts else 0
-    report["spans_dropped"] = counts.dropped if counts else 0
-    return json.dumps(report).encode()

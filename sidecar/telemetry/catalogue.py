@@ -249,6 +249,8 @@ _CALLS: Final = (
     ),
 )
 
+_OF_DATABASE: Final = ("jurisdiction",)  # whose database it is of
+
 _AUDIT: Final = (
     _counter(
         "warden_guard_findings_total",
@@ -274,19 +276,37 @@ _AUDIT: Final = (
     _gauge("warden_journal_segments", "Segments of the journal on disk."),
     Metric("warden_journal_fsync_seconds", Kind.HISTOGRAM, "Time of one fsync of the journal.", (), "seconds", _FSYNC),
     _gauge("warden_ship_up", "1 while `warden ship` reports each second; 0 where its report is absent or stale."),
-    _gauge("warden_ship_database_up", "1 while `warden ship` reaches the audit database."),
-    _gauge("warden_ship_lag_records", "Journaled records that aren't in the database yet."),
-    _gauge("warden_ship_lag_seconds", "Age of the oldest record that isn't in the database yet.", unit="seconds"),
-    _counter("warden_shipped_records_total", "Records stored in the database since `warden ship` started."),
-    _gauge("warden_ship_tampered", "1 while the audit database shows a log not written here; nothing is added."),
+    _gauge(
+        "warden_ship_database_up", "1 while `warden ship` reaches that jurisdiction's audit database.", _OF_DATABASE
+    ),
+    _gauge(
+        "warden_ship_lag_records", "Journal entries not read yet for that database, or not in it yet.", _OF_DATABASE
+    ),
+    _gauge(
+        "warden_ship_lag_seconds", "Age of the oldest record that isn't in its database yet.", _OF_DATABASE, "seconds"
+    ),
+    _counter(
+        "warden_shipped_records_total", "Records stored in the database since `warden ship` started.", _OF_DATABASE
+    ),
+    _gauge("warden_ship_tampered", "1 while a database shows a log not written here; nothing is added.", _OF_DATABASE),
     _gauge(
         "warden_ship_partition_room_seconds",
         "Time until the audit database has no day partition for what is new; 8 days are made ahead.",
-        unit="seconds",
+        _OF_DATABASE,
+        "seconds",
     ),
-    _gauge("warden_ship_retained_age_seconds", "Time since `warden audit retain` last ran to its end.", unit="seconds"),
-    _gauge("warden_ship_anchored", "1 while audit.anchor's file and witnesses take the heads of the fleet's log."),
-    _counter("warden_poisoned_records_total", "Journal entries that could not be read or stored, and were set aside."),
+    _gauge(
+        "warden_ship_retained_age_seconds",
+        "Time since `warden audit retain` last ran to its end.",
+        _OF_DATABASE,
+        "seconds",
+    ),
+    _gauge("warden_ship_anchored", "1 while the anchor's file and witnesses take the fleet's heads.", _OF_DATABASE),
+    _counter(
+        "warden_poisoned_records_total",
+        "Journal entries that could not be read or stored, and were set aside.",
+        _OF_DATABASE,
+    ),
     _counter("warden_spans_exported_total", "Spans the collector took since `warden ship` started."),
     _counter("warden_spans_failed_total", "Spans the collector refused or never got."),
     _counter("warden_spans_dropped_total", "Spans dropped unsent because the export queue was full."),

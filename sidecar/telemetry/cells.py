@@ -7,7 +7,7 @@ from bisect import bisect_left
 
 from sidecar.core.model import OutcomeKind, Quantity
 from sidecar.core.routing import RouteKind
-from sidecar.telemetry.catalogue import BY_NAME, CATALOGUE, NO_TENANT, Action, Direction, Fault, Kind, Traffic
+from sidecar.telemetry.catalogue import BY_NAME, CATALOGUE, NO_TENANT, Action, Direction, Fault, Kind, Metric, Traffic
 
 __all__ = ["Board", "Cell", "Histogram", "Labels", "TenantSeries", "method_cells", "version_cells"]
 
@@ -43,42 +43,51 @@ class Histogram:
 
 
 class TenantSeries:
-    """One tenant's series, all made when it is first seen: a counter born with a value hides its first event."""
+    """One tenant's series, all made when it is first seen: a counter born with a value hides its first event.
+
+    Of nobody (``NO_TENANT``) there are only refusals: what else would be counted of them is not shown.
+    """
 
     __slots__ = ("calls", "duration", "faults", "in_flight", "input", "output", "request", "response", "throttled")
 
     def __init__(self, tenant: str, board: Board) -> None:
+        nobody = tenant == NO_TENANT
+        hidden = Board(()) if nobody else board
         self.calls: dict[tuple[bool, OutcomeKind], Cell] = {
-            (action is Action.INFER, kind): board.cell("warden_calls_total", tenant, action, kind)
+            (action is Action.INFER, kind): (board if kind is OutcomeKind.REFUSED else hidden).cell(
+                "warden_calls_total", tenant, action, kind
+            )
             for action in Action
             for kind in OutcomeKind
             if kind is not OutcomeKind.ABORTED
         }
         self.faults: dict[tuple[Fault, OutcomeKind], Cell] = {
-            (fault, kind): board.cell("warden_faults_total", tenant, fault, kind)
+            (fault, kind): (board if kind is OutcomeKind.REFUSED else hidden).cell(
+                "warden_faults_total", tenant, fault, kind
+            )
             for fault in Fault
             for kind in (OutcomeKind.REFUSED, OutcomeKind.FAILED)
         }
         # Nobody has no quota that could refuse.
-        quantities = () if tenant == NO_TENANT else tuple(Quantity)
+        quantities = () if nobody else tuple(Quantity)
         self.throttled = {quantity: board.cell("warden_throttled_total", tenant, quantity) for quantity in quantities}
-        self.input = board.cell("warden_tokens_total", tenant, Direction.INPUT)
-        self.output = board.cell("warden_tokens_total", tenant, Direction.OUTPUT)
-        self.request = board.cell("warden_bytes_total", tenant, Traffic.REQUEST)
-        self.response = board.cell("warden_bytes_total", tenant, Traffic.RESPONSE)
-        self.in_flight = board.cell("warden_in_flight_calls", tenant)
-        self.duration = board.histogram("gen_ai_server_request_duration_seconds", tenant)
+        self.input = hidden.cell("warden_tokens_total", tenant, Direction.INPUT)
+        self.output = hidden.cell("warden_tokens_total", tenant, Direction.OUTPUT)
+        self.request = hidden.cell("warden_bytes_total", tenant, Traffic.REQUEST)
+        self.response = hidden.cell("warden_bytes_total", tenant, Traffic.RESPONSE)
+        self.in_flight = hidden.cell("warden_in_flight_calls", tenant)
+        self.duration = hidden.histogram("gen_ai_server_request_duration_seconds", tenant)
 
 
 class Board:
-    """Every series there is, by metric and label values."""
+    """Every series there is, by metric and label values; ``born``: the metrics whose series are there at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, born: tuple[Metric, ...] = CATALOGUE) -> None:
         self.cells: dict[str, dict[Labels, Cell]] = {metric.name: {} for metric in CATALOGUE}
         self.histograms: dict[str, dict[Labels, Histogram]] = {
             metric.name: {} for metric in CATALOGUE if metric.kind is Kind.HISTOGRAM
         }
-        for metric in CATALOGUE:
+        for metric in born:
             if any(label not in metric.values for label in metric.labels):
                 continue  # born with its tenant or method
             if metric.kind is Kind.HISTOGRAM:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -11,14 +11,14 @@ import msgspec
 
 from sidecar.telemetry.instruments import PrometheusInstruments, Reading
 
-__all__ = ["STALE_SECONDS", "ShipFile", "ShipReport", "watch_ship"]
+__all__ = ["STALE_SECONDS", "DatabaseReport", "ShipFile", "ShipReport", "watch_ship"]
 
 STALE_SECONDS: Final = 15.0  # written every second: fifteen missed writes are no hiccup
-_SIZE_BOUND: Final = 64 * 1024  # bytes; the report is a few hundred
+_SIZE_BOUND: Final = 64 * 1024  # bytes; the report is a few hundred a database
 
 
-class ShipReport(msgspec.Struct, frozen=True):
-    """The report. Times are in seconds since the UNIX epoch: ``oldest_unshipped_at`` is None where nothing waits,
+class DatabaseReport(msgspec.Struct, frozen=True):
+    """Of one database. Times are in seconds since the UNIX epoch: ``oldest_unshipped_at`` is None where nothing waits,
     ``room_until`` and ``retained_at`` (audit.upkeep) where the database was not asked yet. A trouble is "" where there
     is none, and None where nothing of the kind is configured.
     """
@@ -30,15 +30,21 @@ class ShipReport(msgspec.Struct, frozen=True):
     last_error: str | None = None
     rows: int = 0
     poisoned: int = 0
-    spans_exported: int = 0
-    spans_failed: int = 0
-    spans_dropped: int = 0
     database_up: bool = False
     tampered: bool = False
     room_until: float | None = None
     retained_at: float | None = None
     anchor_trouble: str | None = None
     witness_trouble: str | None = None
+
+
+class ShipReport(msgspec.Struct, frozen=True):
+    """The report; ``databases`` by jurisdiction."""
+
+    databases: dict[str, DatabaseReport] = {}
+    spans_exported: int = 0
+    spans_failed: int = 0
+    spans_dropped: int = 0
 
 
 _DECODER: Final = msgspec.json.Decoder(ShipReport)
@@ -62,21 +68,44 @@ class ShipFile:
         except (OSError, msgspec.DecodeError):  # ValidationError is a DecodeError
             return None
 
-    def room_seconds(self, report: ShipReport) -> Reading:
+    def room_seconds(self, report: DatabaseReport) -> float | None:
         return None if report.room_until is None else max(0.0, report.room_until - self.now())
 
-    def retained_seconds(self, report: ShipReport) -> Reading:
+    def retained_seconds(self, report: DatabaseReport) -> float | None:
         return None if report.retained_at is None else max(0.0, self.now() - report.retained_at)
 
-    def lag_seconds(self, report: ShipReport) -> float:
+    def lag_seconds(self, report: DatabaseReport) -> float:
         oldest = report.oldest_unshipped_at
         return 0.0 if oldest is None else max(0.0, self.now() - oldest)
 
 
-def watch_ship(instruments: PrometheusInstruments, ship: ShipFile) -> None:
-    """Show the report on `/metrics`. Without a fresh one up is 0, gauges are absent, counters stand still."""
+def watch_ship(instruments: PrometheusInstruments, ship: ShipFile, jurisdictions: Sequence[str]) -> None:
+    """Show the report on `/metrics`. Without a fresh one up is 0, gauges are absent, counters stand still.
 
-    def watch(name: str, value: Callable[[ShipReport], Reading]) -> None:
+    ``jurisdictions``: those of the databases, whose counters are there from the start.
+    """
+    counted: dict[str, dict[tuple[str, ...], float]] = {}
+
+    def of_each(name: str, value: Callable[[DatabaseReport], float | None]) -> None:
+        def read() -> Reading:
+            report = ship.read()
+            found = {} if report is None else {(place,): value(each) for place, each in report.databases.items()}
+            return {labels: number for labels, number in found.items() if number is not None}
+
+        instruments.watch(name, read)
+
+    def count(name: str, value: Callable[[DatabaseReport], int]) -> None:
+        counted[name] = {(place,): 0.0 for place in jurisdictions}
+
+        def read() -> Reading:
+            report = ship.read()
+            for place, each in () if report is None else report.databases.items():
+                counted[name][place,] = value(each)
+            return counted[name]
+
+        instruments.watch(name, read)
+
+    def spans(name: str, value: Callable[[ShipReport], int]) -> None:
         def read() -> Reading:
             report = ship.read()
             return None if report is None else value(report)
@@ -84,20 +113,20 @@ def watch_ship(instruments: PrometheusInstruments, ship: ShipFile) -> None:
         instruments.watch(name, read)
 
     instruments.watch("warden_ship_up", lambda: float(ship.read() is not None))
-    watch("warden_ship_database_up", lambda report: float(report.database_up))
-    watch("warden_ship_tampered", lambda report: float(report.tampered))
-    watch("warden_ship_partition_room_seconds", ship.room_seconds)
-    watch("warden_ship_retained_age_seconds", ship.retained_seconds)
-    watch("warden_ship_anchored", _anchored)
-    watch("warden_ship_lag_records", lambda report: report.lag_records)
-    watch("warden_ship_lag_seconds", ship.lag_seconds)
-    watch("warden_shipped_records_total", lambda report: report.rows)
-    watch("warden_poisoned_records_total", lambda report: report.poisoned)
-    watch("warden_spans_exported_total", lambda report: report.spans_exported)
-    watch("warden_spans_failed_total", lambda report: report.spans_failed)
-    watch("warden_spans_dropped_total", lambda report: report.spans_dropped)
+    of_each("warden_ship_database_up", lambda report: float(report.database_up))
+    of_each("warden_ship_tampered", lambda report: float(report.tampered))
+    of_each("warden_ship_partition_room_seconds", ship.room_seconds)
+    of_each("warden_ship_retained_age_seconds", ship.retained_seconds)
+    of_each("warden_ship_anchored", _anchored)
+    of_each("warden_ship_lag_records", lambda report: report.lag_records)
+    of_each("warden_ship_lag_seconds", ship.lag_seconds)
+    count("warden_shipped_records_total", lambda report: report.rows)
+    count("warden_poisoned_records_total", lambda report: report.poisoned)
+    spans("warden_spans_exported_total", lambda report: report.spans_exported)
+    spans("warden_spans_failed_total", lambda report: report.spans_failed)
+    spans("warden_spans_dropped_total", lambda report: report.spans_dropped)
 
 
-def _anchored(report: ShipReport) -> Reading:
+def _anchored(report: DatabaseReport) -> float | None:
     troubles = [each for each in (report.anchor_trouble, report.witness_trouble) if each is not None]
     return float(not any(troubles)) if troubles else None

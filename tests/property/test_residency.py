@@ -14,7 +14,7 @@ from audit.assemble import CallRecord, Joiner
 from audit.assemble import Place as WrittenAt
 from audit.pressure import Pressure
 from audit.record import Refused as RefusedEntry
-from audit.record import decode
+from audit.record import decode, store_of
 from audit.recorder import JournalRecorder
 from policies.bundle import Bundle, compile_bundle
 from policies.policy import LoadedPolicy
@@ -50,11 +50,12 @@ NOT_RESIDENT: Final = frozenset({Reason.RESIDENCY_PROCESSING, Reason.RESIDENCY_S
 
 @dataclass(frozen=True)
 class Pod:
-    """Where a sidecar is; its database is its jurisdiction's (the start is refused otherwise)."""
+    """Where a sidecar is; its own database is its jurisdiction's (the start is refused otherwise)."""
 
     region: str
     collector: str | None
     doubt: str
+    further: tuple[str, ...]  # jurisdictions of the databases that it has besides, its own perhaps among them
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,10 @@ def some(names: tuple[str, ...]) -> st.SearchStrategy[list[str]]:
     return st.lists(st.sampled_from(names), unique=True, max_size=len(names))
 
 
+def some_of(names: list[str]) -> st.SearchStrategy[list[str]]:
+    return st.lists(st.sampled_from(names), unique=True, min_size=1)
+
+
 @st.composite
 def residencies(draw: st.DrawFn, regions: dict[str, str]) -> dict[str, Any]:
     """As documents say it; what the loader would refuse (a class wider than its tenant) is left out."""
@@ -90,12 +95,17 @@ def residencies(draw: st.DrawFn, regions: dict[str, str]) -> dict[str, Any]:
         "storage": draw(some(areas)),
         "telemetry": draw(st.one_of(some(areas), st.just("withheld"))),
     }
+    if own["storage"] and draw(st.booleans()):
+        own["records"] = draw(some_of(own["storage"]))
     inside = tuple(region for region, area in regions.items() if {region, area} & set(own["processing"]))
     classes: dict[str, Any] = {}
     for name in draw(some(CLASSES)):
         narrowed: dict[str, Any] = {"processing": draw(some(inside)) if inside else []}
         if draw(st.booleans()):
             narrowed["storage"] = draw(some(tuple(own["storage"]))) if own["storage"] else []
+        records = [each for each in narrowed.get("storage", own["storage"]) if each in own.get("records", AREAS)]
+        if records and draw(st.booleans()):
+            narrowed["records"] = draw(some_of(records))
         if draw(st.booleans()) and own["telemetry"] != "withheld":
             narrowed["telemetry"] = (
                 draw(st.one_of(some(tuple(own["telemetry"])), st.just("withheld"))) if own["telemetry"] else "withheld"
@@ -131,7 +141,9 @@ def topologies(draw: st.DrawFn) -> Topology:
     bundle = compile_bundle(files)
     assert isinstance(bundle, Bundle), [str(problem) for problem in bundle]
     collector = st.sampled_from([None, *sorted(set(regions.values()))])
-    pod = st.builds(Pod, st.sampled_from(sorted(regions)), collector, st.sampled_from(["", "", "", "", "in doubt"]))
+    further = some(tuple(sorted(set(regions.values())))).map(tuple)
+    doubt = st.sampled_from(["", "", "", "", "in doubt"])
+    pod = st.builds(Pod, st.sampled_from(sorted(regions)), collector, doubt, further)
     pods = draw(st.lists(pod, min_size=1, max_size=3))
     call = st.builds(
         Asked,
@@ -199,7 +211,8 @@ class Sidecar:
     def __post_init__(self) -> None:
         regions = self.topology.bundle.regions
         area = regions[self.pod.region]
-        self.place = Place(self.pod.region, area, area, self.pod.collector, self.pod.doubt)
+        further = tuple(each for each in self.pod.further if each != area)
+        self.place = Place(self.pod.region, area, area, self.pod.collector, self.pod.doubt, further)
         self.policy = LoadedPolicy(self.topology.bundle, self.place)
         self.journal = Journal()
         recorder = JournalRecorder(
@@ -215,13 +228,18 @@ class Sidecar:
             self.governor.deliver(opened, MARK.encode(), later(1))
             self.governor.settle(opened, Outcome(OutcomeKind.COMPLETED), later(2))
 
-    def records(self) -> list[CallRecord]:
-        joiner, found = Joiner(), []
+    def records(self) -> list[tuple[str, CallRecord]]:
+        """With the jurisdiction of the database that each is stored in: joined there of what is shipped there."""
+        found = []
         at = WrittenAt("pod", "journal", self.place.region, self.place.jurisdiction)
-        for sequence, data in enumerate(self.journal.written):
-            record = joiner.add(at, sequence, decode(data))
-            if isinstance(record, CallRecord):
-                found.append(record)
+        for store in self.place.stores:
+            joiner = Joiner()
+            for sequence, data in enumerate(self.journal.written):
+                entry = decode(data)
+                if (store_of(entry) or self.place.jurisdiction) == store:
+                    record = joiner.add(at, sequence, entry)
+                    assert record is None or isinstance(record, CallRecord), "an end without its beginning"
+                    found += [(store, record)] if record is not None else []
         return found
 
 
@@ -243,8 +261,9 @@ def rules(topology: Topology, asked: Asked) -> list[Rules]:
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(topologies())
 def test_data_stays_where_its_tenant_lets_it_be(topology: Topology) -> None:
-    """No record is where its tenant's storage is not, but of refusals, without content; no span or log line holds any;
-    a span leaves only for where telemetry may go.
+    """No record is in a journal or a database where its tenant's storage is not, but of refusals, without content, and
+    those only where no database there is would be allowed; no span or log line holds any content; a span leaves only
+    for where telemetry may go.
     """
     lines: list[str] = []
     handler = logging.Handler()
@@ -257,15 +276,22 @@ def test_data_stays_where_its_tenant_lets_it_be(topology: Topology) -> None:
     finally:
         logging.getLogger().removeHandler(handler)
     assert not [line for line in lines if MARK in line]
-    told = {record.facts.call_id: (sidecar.place, record) for sidecar in sidecars for record in sidecar.records()}
-    assert len(told) == len(topology.calls), "each call has its record, the refused too"
+    found = [(sidecar.place, *stored) for sidecar in sidecars for stored in sidecar.records()]
+    told = {record.facts.call_id: (place, store, record) for place, store, record in found}
+    assert len(told) == len(found) == len(topology.calls), "each call has its one record, the refused too"
     for number, asked in enumerate(topology.calls):
         check(topology, asked, *told[f"c-{number}"])
 
 
-def check(topology: Topology, asked: Asked, place: Place, record: CallRecord) -> None:
+def check(topology: Topology, asked: Asked, place: Place, store: str, record: CallRecord) -> None:
     known = asked.tenant in topology.bundle.tenants
-    allowed = known and all(place.jurisdiction in each.storage for each in rules(topology, asked))
+    allowed = known and all(
+        place.jurisdiction in each.storage and store in each.databases for each in rules(topology, asked)
+    )
+    if not known:
+        assert store == place.jurisdiction
+    elif any(all(other in each.databases for each in rules(topology, asked)) for other in place.stores):
+        assert all(store in each.databases for each in rules(topology, asked)), "refused or not"
     if not allowed or place.doubt:
         assert isinstance(record.end, RefusedEntry), "the declared exception is of refusals alone"
         assert MARK not in repr((record.facts, record.end, record.output))

@@ -104,6 +104,7 @@ class FakePorts:
     answer: bytes | None = None  # the sidecar's own, where it has one
     seen: list[seams.Sees] = field(default_factory=list)  # what the reader was told of what may be known
     guards: seams.Guards | None = None  # of every tenant
+    stores: Mapping[str, str] = field(default_factory=dict)  # the database of a tenant's records
     given_up: list[tuple[str, str, Forward]] = field(default_factory=list)  # what the reader was told isn't forwarded
 
     def _step(self, name: str) -> Denial | None:
@@ -126,12 +127,16 @@ class FakePorts:
     def serves(self, tenant: str) -> bool:
         return tenant not in self.unserved
 
+    def store(self, principal: Principal, call: Call) -> str:
+        return self.stores.get(principal.tenant, "")
+
     def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
         denial = self._step("authorise")
         target = self.aliases.get(head.model, head.model)
         return denial or Verdict(
             "allow", self.digest, self.profile(target), Limits(), self.audit, would_refuse=self.shadow,
             alias=head.model if target != head.model else "", guards=self.guards, may_trace=self.may_trace,
+            store=self.store(principal, call),
         )  # fmt: skip
 
     def profile(self, model: str) -> ModelProfile:

@@ -178,7 +178,7 @@ def _agrees(call: Seen, record: dict[str, Any], *, upstream_failed: bool) -> Non
     told = call.answered and (call.refused or call.in_band != "")
     if told and (call.kind in ("refused", "refused in-band") or call.code == "RESOURCE_EXHAUSTED"):
         assert outcome == "refused", (call, record)
-    elif call.kind in ("unary", "throttled") and call.code == "OK":
+    elif call.kind == "unary" and call.code == "OK":
         assert outcome == "completed", (call, record)
     elif told:  # also whom its limit let through once a minute
         assert outcome in ("failed", "refused"), (call, record)  # Triton itself had gone, say

@@ -34,6 +34,9 @@ class FakePolicy:
     def serves(self, tenant: str) -> bool:
         return tenant not in self.denials
 
+    def store(self, principal: Principal, call: Call) -> str:
+        return ""
+
     def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
         self.asked.append((principal, call, head))
         denial = self.denials.get(principal.tenant)

@@ -31,7 +31,7 @@ from audit.vault import Vault
 from audit.witness import Witness
 from sidecar.core.model import Secret
 from sidecar.runtime.settings import load
-from sidecar.runtime.shipping import load_sealer, ship
+from sidecar.runtime.shipping import ship
 
 ROOT = b"r" * 32
 PLACE = Place("pod-1", "journal-1", "eu-west-1", "EU")
@@ -242,10 +242,9 @@ __all__ = ["CallRecord", "FakeJournal", "Shipping", "completed", "event", "facts
 def ship_for_real(config: str) -> None:
     """`warden ship` as a forked child: the real follower, without the second that a new interpreter takes."""
     settings = load(Path(config))
-    root, sealer = load_root_key(settings.audit.journal.key_file), load_sealer(settings)
+    root = load_root_key(settings.audit.journal.key_file)
     assert isinstance(root, Secret)
-    assert isinstance(sealer, ContentSealer)
-    ship(settings, root, sealer, threading.Event())
+    ship(settings, root, threading.Event())
 
 
 def ship_until_killed(dsn: str, items: str, directory: str) -> None:

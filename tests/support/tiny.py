@@ -109,7 +109,8 @@ def _shown(directory: Path) -> dict[str, Any]:
         told: dict[str, Any] = json.loads((directory / "journal" / "ship.json").read_bytes())
     except FileNotFoundError:
         return {}
-    return told
+    databases: dict[str, dict[str, Any]] = told["databases"]
+    return databases["EU"]
 
 
 def _signed(dsn: str) -> int:

@@ -13,9 +13,10 @@ from ruamel.yaml import YAML
 
 from policies.bundle import Bundle, compile_bundle
 from policies.cases import run_cases
-from policies.document import AuditDoc, GuardDoc, ModelsDoc, PlansDoc
+from policies.document import AuditDoc, GuardDoc, ModelsDoc, PlansDoc, ResidencyDoc
 from sidecar.runtime.settings import (
     AnchorSection,
+    AuditSection,
     IdentitySection,
     ListenerSection,
     ListenSection,
@@ -43,6 +44,7 @@ def test_an_example_is_accepted(block: str) -> None:
         "listeners": tuple[ListenerSection, ...],
         "triton": TritonSection,
         "audit": AuditDoc,  # a tenant's
+        "residency": ResidencyDoc,
         "guards": tuple[GuardDoc, ...],
         "plans": PlansDoc,
         "models": ModelsDoc,
@@ -51,6 +53,9 @@ def test_an_example_is_accepted(block: str) -> None:
     for name, section in {"keys": MasterKeysSection, "anchor": AnchorSection}.items():
         if name in document.get("audit", {}):  # the sidecar's
             known["audit"] = dict[Literal["keys", "anchor"], section]
+    if "databases" in document.get("audit", {}):
+        known["audit"] = AuditSection
+        document["audit"]["journal"] = {"directory": "journal", "key_file": "keys/journal.key"}
     assert document.keys() & known.keys()
     for name, section in known.items():
         if name in document:

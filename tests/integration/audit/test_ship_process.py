@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,12 +92,18 @@ def count(dsn: str) -> int:
     return int(rows)
 
 
-def report(directory: Path) -> dict[str, object]:
+def report(directory: Path) -> dict[str, Any]:
     try:
-        told: dict[str, object] = json.loads((directory / "journal" / "ship.json").read_bytes())
+        told: dict[str, Any] = json.loads((directory / "journal" / "ship.json").read_bytes())
     except FileNotFoundError:
         return {}
     return told
+
+
+def shown(directory: Path) -> dict[str, Any]:
+    """What is reported of the one database."""
+    found: dict[str, Any] = report(directory).get("databases", {}).get("EU", {})
+    return found
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
@@ -119,7 +126,7 @@ def test_records_reach_postgres_and_spans_the_collector(dsn: str, tmp_path: Path
         assert "secret output" not in json.dumps(span)
     finally:
         collector.stop()
-    told = report(tmp_path)
+    told = shown(tmp_path)
     assert (told["rows"], told["position"], told["lag_records"], told["database_up"]) == (3, 3, 0, True)
 
 
@@ -129,7 +136,7 @@ def test_segments_are_followed_across_rotation_and_told_shipped(dsn: str, tmp_pa
         for _ in range(400):
             write(journal, completed())
         wait_until(lambda: count(dsn) == 400, seconds=60)
-        wait_until(lambda: report(tmp_path).get("shipped_sequence") == 1199)
+        wait_until(lambda: shown(tmp_path).get("shipped_sequence") == 1199)
         assert len(list((tmp_path / "journal").glob("*.seg"))) > 3
     positions = query(dsn, "SELECT count(DISTINCT position), min(position), max(position) FROM warden.audit_calls")
     assert positions == [(400, 0, 399)]
@@ -193,8 +200,8 @@ def test_it_waits_for_a_database_and_says_so(tmp_path: Path) -> None:
     config = write_config(tmp_path, "postgresql://nobody:hunter2@127.0.0.1:1/none")
     with opened(tmp_path) as journal, shipping(config) as process:
         write(journal, [refused()])
-        wait_until(lambda: report(tmp_path).get("last_error"), seconds=60)
-        told = report(tmp_path)
+        wait_until(lambda: shown(tmp_path).get("last_error"), seconds=60)
+        told = shown(tmp_path)
         assert told["database_up"] is False
         assert "hunter2" not in json.dumps(told)
         process.send_signal(signal.SIGTERM)
@@ -212,7 +219,7 @@ def test_it_ends_with_its_parent(dsn: str, tmp_path: Path) -> None:
         parent = subprocess.Popen([sys.executable, "-c", starter, *command], stdout=subprocess.PIPE, text=True)
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        wait_until(lambda: report(tmp_path).get("database_up"), seconds=60)
+        wait_until(lambda: shown(tmp_path).get("database_up"), seconds=60)
         parent.kill()
         parent.wait(10)
         parent.stdout.close()
@@ -235,7 +242,7 @@ def test_another_key_waits_instead_of_skipping(dsn: str, tmp_path: Path) -> None
             write(journal, completed())
         (tmp_path / "journal.key").write_bytes(b"x" * 32)
         with shipping(config):
-            wait_until(lambda: "root key" in str(report(tmp_path).get("last_error")), seconds=60)
-            assert report(tmp_path)["database_up"] is True
+            wait_until(lambda: "root key" in str(shown(tmp_path).get("last_error")), seconds=60)
+            assert shown(tmp_path)["database_up"] is True
     assert count(dsn) == 0
     assert not (tmp_path / "journal" / "shipped").exists()

@@ -70,8 +70,8 @@ def test_an_entry_of_an_older_release_reads_with_todays_defaults() -> None:
 
 
 def test_what_a_newer_release_appends_is_passed_over() -> None:
-    newer = msgspec.msgpack.encode(["output", "c-1", 3, 0, [b"a"], "something new"])
-    assert decode(newer) == Output("c-1", 3, 0, [b"a"])
+    newer = msgspec.msgpack.encode(["output", "c-1", 3, 0, [b"a"], "US", "something new"])
+    assert decode(newer) == Output("c-1", 3, 0, [b"a"], "US")
 
 
 @pytest.mark.parametrize(

@@ -628,3 +628,45 @@ def test_a_mended_journal_says_so_once(tmp_path: Path) -> None:
     assert (event.kind, event.detail["kind"], event.detail["rescued"], event.detail["lost"]) == (
         "journal_mended", "deleted", 1, 0,
     )  # fmt: skip
+
+
+# --- which database ------------------------------------------------------------------------------------------------
+
+
+def test_every_entry_of_a_call_says_which_database_it_is_for(tmp_path: Path) -> None:
+    made = admission()
+    recorded = Recorded(replace(made, verdict=replace(made.verdict, store="US")), AT)
+    journal = open_journal(tmp_path)
+    real = recorder(journal)
+    recorded.count(ResponseFacts(texts=(b"an answer",)), AT)
+    assert real.admitted(recorded.admission, AT) is None
+    assert real.output(recorded, Output(0, (b"an ",)), AT) is None
+    assert real.settled(recorded, Output(3, (b"answer",)), Outcome(OutcomeKind.COMPLETED), Usage(), END) is None
+    refused = Refused(CALL, Denial(Reason.RATE_TOKENS), "digest", PRINCIPAL, store="US")
+    assert real.refused(refused, AT) is None
+    assert [record.store_of(entry) for entry in kept(tmp_path)] == ["US"] * 4
+    assert real.event("bundle_loaded", "serve", {}) is None
+    assert record.store_of(kept(tmp_path)[-1]) == ""
+
+
+def test_what_a_crash_cut_off_ends_in_the_database_that_it_began_in(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    made = admission()
+    assert recorder(journal).admitted(replace(made, verdict=replace(made.verdict, store="US")), AT) is None
+    crash(journal)
+    assert recorder(open_journal(tmp_path)).recovered() is None
+    aborted, opened = kept(tmp_path)[-2:]
+    assert isinstance(aborted, record.Settled)
+    assert (aborted.outcome, record.store_of(aborted), record.store_of(opened)) == ("aborted", "US", "")
+
+
+def test_refusals_that_are_only_counted_are_told_to_their_tenants_database(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    real = recorder(journal)
+    journal.over = bool  # type: ignore[method-assign]
+    for store in ("US", "US", "EU"):
+        denial = Denial(Reason.RATE_TOKENS)
+        assert real.refused(Refused(CALL, denial, "digest", PRINCIPAL, store=store), AT) is None
+    real.fold(END, last=True)
+    told = [(entry.store, entry.detail["count"]) for entry in kept(tmp_path) if isinstance(entry, record.Event)]
+    assert told == [("US", 2), ("EU", 1)]

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from policies.residency import Place, Residency, Rules, allowed_regions, decide, directed, label, traced
+from policies.residency import (
+    Place,
+    Residency,
+    Rules,
+    allowed_regions,
+    decide,
+    directed,
+    kept_in,
+    label,
+    store_of,
+    traced,
+)
 from sidecar.core.model import Denial
 from sidecar.core.reasons import Reason
 
@@ -140,3 +151,73 @@ def test_a_refusal_stays_small_enough_for_a_trailer() -> None:
     told = directed(found, allowed_regions(residency(), (), regions))
     assert told.detail.endswith(" and 484 more")
     assert len(told.detail) + sum(len(value) for _, value in told.metadata) < 3000
+
+
+# --- which database -----------------------------------------------------------------------------------------------
+
+US_AND_EU = Place("us-east-1", "US", "US", None, further=("EU",))
+THREE = Place("us-east-1", "US", "US", None, further=("CH", "EU"))
+PHI_RECORDS = {"phi": Rules(("US",), ("EU", "US"), None, ("EU",))}
+
+
+def stored(storage: tuple[str, ...], records: tuple[str, ...] | None = None) -> Rules:
+    return Rules(("US",), storage, None, records)
+
+
+@pytest.mark.parametrize(
+    ("own", "classes", "place", "store"),
+    [
+        (stored(("US",)), (), US_AND_EU, "US"),
+        # The pod's own wherever it may, whatever comes first.
+        (stored(("EU", "US")), (), US_AND_EU, "US"),
+        (stored(("EU", "US"), ("EU", "US")), (), US_AND_EU, "US"),
+        (stored(("EU", "US"), ("EU",)), (), US_AND_EU, "EU"),
+        (stored(("EU", "US"), ("EU",)), (), Place("us-east-1", "US", "US", None), None),
+        # Of several that may, the first that the tenant names.
+        (stored(("CH", "EU", "US"), ("EU", "CH")), (), THREE, "EU"),
+        (stored(("CH", "EU", "US"), ("CH", "EU")), (), THREE, "CH"),
+        (stored(("CH", "EU", "US"), ("UK", "CH")), (), THREE, "CH"),
+        (stored(("CH", "US"), ("CH",)), (), US_AND_EU, None),
+        (stored(("US",), ("EU",)), (), US_AND_EU, None),
+        # A class narrows.
+        (stored(("EU", "US")), ("phi",), US_AND_EU, "EU"),
+        (stored(("EU", "US"), ("US",)), ("phi",), US_AND_EU, None),
+        (stored(()), (), US_AND_EU, None),
+    ],
+)  # fmt: skip
+def test_the_database_follows_from_the_tenants_rules_alone(
+    own: Rules, classes: tuple[str, ...], place: Place, store: str | None
+) -> None:
+    rules = Residency(own, PHI_RECORDS)
+    assert store_of(rules, classes, place) == store
+    assert kept_in(rules, classes, place) == (store or "US")
+    found = decide(rules, classes, place, "tenants/t.yaml")
+    if store is not None:
+        assert found is None
+    else:
+        assert isinstance(found, Denial)
+        assert found.reason is Reason.RESIDENCY_STORAGE
+
+
+def test_the_journal_is_storage_too_wherever_the_database_is() -> None:
+    rules = Residency(stored(("EU",)), {})
+    found = decide(rules, (), US_AND_EU, "tenants/t.yaml")
+    assert isinstance(found, Denial)
+    assert (found.reason, found.rule) == (Reason.RESIDENCY_STORAGE, "tenants/t.yaml:residency.storage")
+    assert kept_in(rules, (), US_AND_EU) == "EU"  # its refusal, without content
+
+
+def test_which_databases_there_are_and_which_rule_has_none_of_them_is_told() -> None:
+    found = decide(Residency(stored(("CH", "US"), ("CH",)), {}), (), US_AND_EU, "tenants/t.yaml")
+    assert isinstance(found, Denial)
+    assert found.rule == "tenants/t.yaml:residency.records"
+    assert found.detail == "here it would go to US or EU; allowed: CH"
+    assert ("jurisdiction", "US,EU") in found.metadata
+    of_class = decide(Residency(stored(("EU", "US"), ("US",)), PHI_RECORDS), ("phi",), US_AND_EU, "tenants/t.yaml")
+    assert isinstance(of_class, Denial)
+    assert of_class.rule == "tenants/t.yaml:residency.classes.phi"
+
+
+def test_a_class_that_narrows_records_is_the_stricter() -> None:
+    wide, narrow = stored(("EU", "US")), stored(("EU", "US"), ("EU",))
+    assert label(Residency(wide, {"a": wide, "b": narrow}), ("a", "b"), REGIONS) == "b"

@@ -117,14 +117,15 @@ def test_status_tells_what_waits_since_when_and_why(place: Path, journal: Journa
     _, (found,), text = run("status", "--json", "--config", config)
     assert found["ship"] is None
     report = {"lag_records": 7, "oldest_unshipped_at": 0.5, "last_error": "connection refused", "database_up": False}
-    (place / "journal" / "ship.json").write_text(json.dumps(report))
+    (place / "journal" / "ship.json").write_text(json.dumps({"databases": {"EU": report, "US": {}}}))
     _, (found,), _ = run("status", "--json", "--config", config)
-    assert found["ship"] == {
-        "database_up": False, "waiting": 7, "oldest_at": "1970-01-01T00:00:00.500000+00:00",
+    assert set(found["ship"]) == {"EU", "US"}
+    assert found["ship"]["EU"] == {
+        "database_up": False, "shipped": 0, "waiting": 7, "oldest_at": "1970-01-01T00:00:00.500000+00:00",
         "last_error": "connection refused", "poisoned": 0,
     }  # fmt: skip
     text = " ".join(run("status", "--config", config)[2].split())
-    assert "about 7 records wait since 1970-01-01T00:00:00.500000+00:00" in text
+    assert "EU: about 7 records wait since 1970-01-01T00:00:00.500000+00:00" in text
     assert "last error: connection refused" in text
 
 

@@ -109,6 +109,30 @@ def test_the_method_table_decides_before_the_policy(method: Method, reason: Reas
     assert "authorise" not in stage.ports.steps
 
 
+@pytest.mark.parametrize("step", ["identify", "head", "authorise", "facts", "isolate", "reserve"])
+def test_a_refusal_says_whose_database_keeps_it_as_soon_as_its_tenant_is_known(step: str) -> None:
+    denial = Denial(Reason.POLICY_FORBIDS)
+    faults = {step: MalformedRequest("twice")} if step in ("head", "facts") else {}
+    ports = FakePorts(denials={} if faults else {step: denial}, faults=faults, stores={"acme": "US"})
+    refused = Stage(ports).governor.admit(a_call(), AT)
+    assert isinstance(refused, Refused)
+    assert refused.store == ("" if step == "identify" else "US")
+
+
+def test_what_the_wire_could_not_read_goes_to_its_tenants_database_too() -> None:
+    stage = Stage(FakePorts(stores={"acme": "US"}))
+    assert stage.governor.reject(a_call(), Denial(Reason.REQUEST_TOO_LARGE), AT).store == "US"
+    missing = a_call(credential=Denial(Reason.CREDENTIAL_MISSING))
+    assert stage.governor.reject(missing, Denial(Reason.REQUEST_TOO_LARGE), AT).store == ""
+
+
+def test_what_would_be_refused_is_observed_in_its_tenants_database() -> None:
+    ports = FakePorts(denials={"authorise": Denial(Reason.POLICY_FORBIDS)}, stores={"acme": "US"})
+    admission = Stage(ports, mode=Mode.OBSERVE).governor.admit(a_call(), AT)
+    assert isinstance(admission, Admission)
+    assert admission.verdict.store == "US"
+
+
 def test_what_is_no_inference_is_not_read_and_asks_for_nothing_but_a_slot() -> None:
     stage = Stage()
     admission = stage.governor.admit(a_call(method=READY), AT)

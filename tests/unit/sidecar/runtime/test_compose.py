@@ -72,6 +72,11 @@ def changed(directory: Path, section: str, **values: Any) -> dict[str, Any]:
         ("sidecar", {"region": "mars-1"}, "mars-1"),
         ("sidecar", {"evidence": None}, r"sidecar\.evidence: needed in mode enforce"),
         ("audit", {"database__jurisdiction": "US"}, r"audit\.database\.jurisdiction: US, but eu-west-1 lies in EU"),
+        (
+            "audit",
+            {"databases": {"MARS": {"dsn": "postgresql://127.0.0.1:1/m", "key_file": "m.key"}}},
+            r"the database's jurisdiction MARS is not in the bundle",
+        ),
         ("policy", {"bundle": "absent"}, "absent"),
         ("audit", {"journal__key_file": "absent.key"}, "audit.journal.key_file"),
         ("audit", {"journal__directory": "keys/pepper"}, "audit.journal"),

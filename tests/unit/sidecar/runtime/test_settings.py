@@ -272,3 +272,48 @@ def test_the_risk_under_kubernetes_is_stated_in_these_words_or_not_at_all(tmp_pa
     for other in (True, "yes", ""):
         with pytest.raises(SettingsError, match="under_kubernetes"):
             load(write(tmp_path, listeners=[LISTENER | {"under_kubernetes": other}]))
+
+
+# --- several databases --------------------------------------------------------------------------------------------
+
+FURTHER: dict[str, Any] = {"dsn": "postgresql://us.example/warden", "key_file": "us/root.key"}
+
+
+def with_databases(tmp_path: Path, **databases: dict[str, Any]) -> Path:
+    return write(tmp_path, audit=document(tmp_path)["audit"] | {"databases": databases})
+
+
+def test_each_jurisdiction_is_as_if_it_were_the_only_one(tmp_path: Path) -> None:
+    anchored = FURTHER | {"anchor": {"file": "us/fleet.notes"}, "keys": {"backups": "7d"}}
+    whole = load(with_databases(tmp_path, US=anchored))
+    assert whole.audit.jurisdictions == ("EU", "US")
+    eu, us = whole.of("EU").audit, whole.of("US").audit
+    assert (eu.database, eu.keys, eu.anchor) == (whole.audit.database, whole.audit.keys, None)
+    assert eu.jurisdictions == ("EU",)
+    assert (us.database.jurisdiction, us.database.dsn) == ("US", FURTHER["dsn"])
+    assert us.database.key_file == tmp_path / "us" / "root.key"
+    assert us.keys_directory == tmp_path / "us" / "tenant-keys"
+    assert us.anchor is not None
+    assert us.anchor.file == tmp_path / "us" / "fleet.notes"
+    assert us.journal == eu.journal
+
+
+@pytest.mark.parametrize(
+    ("databases", "told"),
+    [
+        ({"EU": FURTHER}, "databases.EU: that is the jurisdiction of database; write it there alone"),
+        ({"US": {"key_file": "us/root.key"}}, "names no database: write dsn, or sidecar_dsn_file"),
+        ({"US": {"dsn": "postgresql://us.example/warden"}}, "audit.databases.US.key_file"),
+        ({"US": FURTHER | {"key_file": "keys/journal.key"}}, "databases.US: key_file keys/journal.key is that of EU"),
+        ({"US": FURTHER | {"key_file": "keys/us.key"}}, "databases.US: keys.directory keys/tenant-keys is that of EU"),
+        ({"US": FURTHER, "CH": FURTHER | {"key_file": "ch/root.key"}}, "databases.CH: dsn  is that of US"),
+        ({"US": FURTHER | {"jurisdiction": "US"}}, "audit.databases.US.jurisdiction: unknown key"),
+        ({"U S": FURTHER}, "audit.databases"),
+        (dict.fromkeys(("A", "B", "C", "D"), FURTHER), "audit.databases"),
+    ],
+)
+def test_what_two_jurisdictions_would_share_is_refused(tmp_path: Path, databases: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError) as fault:
+        load(with_databases(tmp_path, **databases))
+    assert told in str(fault.value)
+    assert "us.example" not in str(fault.value)  # a DSN may hold a password

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from prometheus_client.exposition import generate_latest as generate_text
@@ -27,9 +29,11 @@ from sidecar.core.model import (
 from sidecar.core.ports import Instruments
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.routing import Route, RouteKind
+from sidecar.runtime.settings import FURTHER_DATABASES
 from sidecar.telemetry import faults
 from sidecar.telemetry.catalogue import BY_NAME, CATALOGUE, MAX_SERIES, MAX_VERSIONS, JournalState, Kind
 from sidecar.telemetry.instruments import PrometheusInstruments, Reading, registry
+from sidecar.telemetry.shipfile import ShipFile, watch_ship
 from sidecar.triton.selfcheck import SEVERITY
 from tests.support import telemetry
 
@@ -41,6 +45,11 @@ READINGS: Mapping[str, Reading] = {
     "warden_pool_live": {("m0",): 1.0},
     "warden_pool_drift_ratio": {("m0",): 1.0},
     "warden_journal_state": {(state,): 0.0 for state in JournalState},
+    **{
+        metric.name: {(f"J{n}",): 1.0 for n in range(1 + FURTHER_DATABASES)}
+        for metric in CATALOGUE
+        if metric.labels == ("jurisdiction",)
+    },
     "warden_bundle_info": {("sha256:abc",): 1.0},
     "warden_selfcheck_finding": {(name.value, severity.value): 0.0 for name, severity in SEVERITY.items()},
     "warden_build_info": {("0.1.0", "warden-0", "eu-west-1", "enforce"): 1.0},
@@ -72,7 +81,9 @@ def test_it_is_the_port() -> None:
 
 @pytest.mark.parametrize("metric", [m for m in CATALOGUE if m.kind is Kind.COUNTER], ids=lambda metric: metric.name)
 def test_every_counter_is_there_at_0_from_the_start(metric) -> None:  # type: ignore[no-untyped-def]  # a parametrized Metric
-    samples = [sample for sample in scrape(made()) if sample.name == metric.name]
+    instruments = made()
+    watch_ship(instruments, ShipFile(Path("/nowhere"), time.time), ("EU",))
+    samples = [sample for sample in scrape(instruments) if sample.name == metric.name]
     assert samples
     assert all(sample.value == 0 for sample in samples)
     for label, values in metric.values.items():
@@ -254,7 +265,8 @@ def test_at_60_tenants_a_pod_has_at_most_3000_series() -> None:
     methods = [Method(f"/p.S/M{n}", Action.INFER, Disposition.FORWARD, frozenset()) for n in range(24)]
     instruments = PrometheusInstruments(methods, max_tenants=60)
     for metric in CATALOGUE:
-        if metric.kind is not Kind.HISTOGRAM and (metric.kind is not Kind.COUNTER):
+        of_database = metric.labels == ("jurisdiction",)
+        if metric.kind is not Kind.HISTOGRAM and (metric.kind is not Kind.COUNTER or of_database):
             instruments.watch(metric.name, lambda name=metric.name: READINGS.get(name, 1.0))  # type: ignore[misc]  # bound now
     for n in range(100):
         for reason in Reason:
@@ -373,9 +385,9 @@ def test_a_broken_reader_costs_only_its_own_series() -> None:
 def test_a_watched_counter_stands_still_while_it_cannot_be_read() -> None:
     instruments = made()
     readings: list[Reading] = [5.0, None]
-    instruments.watch("warden_shipped_records_total", lambda: readings.pop(0))
-    assert value(instruments, "warden_shipped_records_total") == 5
-    assert value(instruments, "warden_shipped_records_total") == 5
+    instruments.watch("warden_spans_exported_total", lambda: readings.pop(0))
+    assert value(instruments, "warden_spans_exported_total") == 5
+    assert value(instruments, "warden_spans_exported_total") == 5
 
 
 def test_a_name_outside_the_catalogue_does_not_exist() -> None:

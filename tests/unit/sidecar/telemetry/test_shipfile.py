@@ -23,8 +23,6 @@ REPORT = {
     "rows": 80,
     "poisoned": 1,
     "open_calls": 3,
-    "spans_exported": 70,
-    "spans_failed": 2,
     "database_up": True,
     "tampered": True,
     "room_until": NOW + 3600,
@@ -34,6 +32,13 @@ REPORT = {
 }
 
 
+SPANS = {"spans_exported": 70, "spans_failed": 2}
+
+
+def written(**databases: object) -> bytes:
+    return json.dumps({"databases": databases, **SPANS}).encode()
+
+
 class Shown:
     """A ship.json in a directory, and what a scrape shows of it at ``now``."""
 
@@ -41,23 +46,27 @@ class Shown:
         self.path = directory / "ship.json"
         self.now = NOW
         self.instruments = PrometheusInstruments(telemetry.METHODS)
-        watch_ship(self.instruments, ShipFile(self.path, lambda: self.now))
+        watch_ship(self.instruments, ShipFile(self.path, lambda: self.now), ("EU",))
 
     def write(self, data: bytes) -> None:
         self.path.write_bytes(data)
         os.utime(self.path, (NOW, NOW))
 
-    def values(self) -> dict[str, float]:
+    def values(self, jurisdiction: str = "EU") -> dict[str, float]:
+        """Of the process, and of that database."""
         families: list[Family] = list(self.instruments.collect())
-        samples = [sample for family in families for sample in family.samples if not sample.labels]
+        samples = [sample for family in families for sample in family.samples]
         return {
-            s.name: s.value for s in samples if s.name.startswith(("warden_ship", "warden_spans", "warden_poisoned"))
+            s.name: s.value
+            for s in samples
+            if s.name.startswith(("warden_ship", "warden_spans", "warden_poisoned"))
+            and s.labels.get("jurisdiction", jurisdiction) == jurisdiction
         }
 
 
 def test_a_fresh_report_is_shown(tmp_path: Path) -> None:
     shown = Shown(tmp_path)
-    shown.write(json.dumps(REPORT).encode())
+    shown.write(written(EU=REPORT))
     assert shown.values() == {
         "warden_ship_up": 1,
         "warden_ship_database_up": 1,
@@ -78,7 +87,7 @@ def test_a_fresh_report_is_shown(tmp_path: Path) -> None:
 def test_what_is_not_known_or_not_configured_is_not_shown(tmp_path: Path) -> None:
     shown = Shown(tmp_path)
     unknown = dict.fromkeys(["room_until", "retained_at", "anchor_trouble", "witness_trouble"])
-    shown.write(json.dumps(REPORT | unknown).encode())
+    shown.write(written(EU=REPORT | unknown))
     assert not [name for name in shown.values() if name.endswith(("room_seconds", "age_seconds", "anchored"))]
 
 
@@ -90,19 +99,19 @@ def test_heads_are_anchored_where_all_that_is_configured_takes_them(
     tmp_path: Path, file: str | None, witnesses: str | None, shown: int
 ) -> None:
     made = Shown(tmp_path)
-    made.write(json.dumps(REPORT | {"anchor_trouble": file, "witness_trouble": witnesses}).encode())
+    made.write(written(EU=REPORT | {"anchor_trouble": file, "witness_trouble": witnesses}))
     assert made.values()["warden_ship_anchored"] == shown
 
 
 def test_a_day_without_a_partition_is_no_room_however_long_ago_it_ran_out(tmp_path: Path) -> None:
     shown = Shown(tmp_path)
-    shown.write(json.dumps(REPORT | {"room_until": NOW - 60}).encode())
+    shown.write(written(EU=REPORT | {"room_until": NOW - 60}))
     assert shown.values()["warden_ship_partition_room_seconds"] == 0
 
 
 def test_nothing_waiting_is_no_lag(tmp_path: Path) -> None:
     shown = Shown(tmp_path)
-    shown.write(json.dumps(REPORT | {"oldest_unshipped_at": None, "lag_records": 0}).encode())
+    shown.write(written(EU=REPORT | {"oldest_unshipped_at": None, "lag_records": 0}))
     assert shown.values()["warden_ship_lag_seconds"] == 0
 
 
@@ -119,7 +128,7 @@ def test_without_a_report_it_is_down_and_the_counters_are_0(tmp_path: Path) -> N
 
 def test_a_stale_report_is_down_and_the_counters_stand_still(tmp_path: Path) -> None:
     shown = Shown(tmp_path)
-    shown.write(json.dumps(REPORT).encode())
+    shown.write(written(EU=REPORT))
     assert shown.values()["warden_ship_up"] == 1
     shown.now = NOW + STALE_SECONDS + 1
     values = shown.values()
@@ -128,8 +137,18 @@ def test_a_stale_report_is_down_and_the_counters_stand_still(tmp_path: Path) -> 
     assert values["warden_shipped_records_total"] == 80
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"rows": "many"}', b"\xff" * 10])
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"databases": {"EU": {"rows": "many"}}}', b"\xff" * 10])
 def test_an_unreadable_report_is_down(tmp_path: Path, data: bytes) -> None:
     shown = Shown(tmp_path)
     shown.write(data)
     assert shown.values()["warden_ship_up"] == 0
+
+
+def test_each_database_is_shown_by_itself(tmp_path: Path) -> None:
+    shown = Shown(tmp_path)
+    shown.write(written(EU=REPORT, US=REPORT | {"database_up": False, "rows": 3, "tampered": False}))
+    eu, us = shown.values("EU"), shown.values("US")
+    assert (eu["warden_ship_database_up"], us["warden_ship_database_up"]) == (1, 0)
+    assert (eu["warden_ship_tampered"], us["warden_ship_tampered"]) == (1, 0)
+    assert (eu["warden_shipped_records_total"], us["warden_shipped_records_total"]) == (80, 3)
+    assert eu["warden_ship_up"] == us["warden_ship_up"] == 1
