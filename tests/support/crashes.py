@@ -1,24 +1,17 @@
-"""kill -9 in cycles, at random points under load, of the sidecar, the shipper and Postgres; then what the audit says.
-
-The sidecar and the shipper are forked from a server that has imported everything, so that a cycle costs no interpreter.
-"""
+"""kill -9 in cycles, at random points under load, of sidecar, shipper and Postgres; then what the audit says of it."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
-import multiprocessing
 import os
 import random
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,17 +22,12 @@ from audit.search import search as search_records
 from sidecar.cli.demo.postgres import RunningPostgres
 from sidecar.cli.demo.process import StartError
 from sidecar.cli.demo.stack import JURISDICTION
-from sidecar.runtime import clock  # noqa: F401 — preloaded for the children, as is all of this module
 from sidecar.runtime.ids import uuid7
-from sidecar.runtime.lifecycle import Sidecar as Served
-from sidecar.runtime.serve import _serve_grpc
-from sidecar.runtime.settings import load
-from sidecar.transports import grpc_aio  # noqa: F401
 from tests.support.load import KINDS, LAG_S, Seen, _stream, _unary, judge
 from tests.support.postgres import query
 from tests.support.sidecar import Bare, Sidecar, echo, slow
 from tests.support.stack import Triton
-from tests.support.store import ship_for_real
+from tests.support.victims import Children, Victims
 
 VICTIMS: Final = (("serve",), ("ship",), ("postgres",), ("serve", "ship"), ("ship", "postgres"), ("serve", "postgres"))
 WORD_MS: Final = 10
@@ -51,67 +39,6 @@ READY_S: Final = 120.0  # on a machine that others use too
 HANG_S: Final = 15.0  # of a call under way, before it is asked whether Triton hangs
 NEVER_S: Final = 75.0  # of a call under way: its own deadline is 60 s
 THINK_S: Final = 0.02  # between two calls of one client
-
-
-# --- the children -------------------------------------------------------------------------------------------------
-
-
-def serve_for_real(config: str, log: str) -> None:
-    """`warden serve --wire grpc`, but that its shipper is another child of ours; killed, never ended."""
-    _logging_to(log)
-    tail = ("tail", f"--pid={os.getpid()}", "-f", "/dev/null")  # ends with us
-    served = Served(load(Path(config)), (tail, dict(os.environ)))
-    asyncio.run(_serve_grpc(served))
-
-
-def ship_process(config: str, log: str) -> None:
-    _logging_to(log)
-    ship_for_real(config)
-
-
-def _logging_to(log: str) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-
-
-class Children:
-    """The sidecar and its shipper, each at most once, started and killed."""
-
-    def __init__(
-        self,
-        config: Path,
-        directory: Path,
-        *,
-        serve: Callable[[str, str], None] = serve_for_real,
-        ship: Callable[[str, str], None] = ship_process,
-    ) -> None:
-        self._config, self._directory, self._bodies = config, directory, {"serve": serve, "ship": ship}
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.support.crashes"])
-        self._running: dict[str, ForkServerProcess] = {}
-
-    def start(self, name: str) -> None:
-        child = self._context.Process(
-            target=self._bodies[name], args=(str(self._config), str(self._directory / f"{name}.log"))
-        )
-        child.start()
-        self._running[name] = child
-
-    def died(self) -> list[str]:
-        """Those that ended though nobody killed them."""
-        return [f"{name}: {child.exitcode}" for name, child in self._running.items() if child.exitcode is not None]
-
-    def kill(self, name: str) -> None:
-        child = self._running.pop(name)
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGKILL)
-        child.join(10)
-        assert child.exitcode == -signal.SIGKILL, f"{name} had ended by itself: {child.exitcode}"
-
-    def kill_all(self) -> None:
-        for name in [*self._running]:
-            self.kill(name)
 
 
 # --- the load -----------------------------------------------------------------------------------------------------
@@ -264,10 +191,11 @@ class Crashes:
         seed: int,
         threads: int = 6,
         tally: Tally | None = None,
+        victims: Victims | None = None,
     ) -> None:
         self._sidecar, self._postgres, self._triton = sidecar, postgres, triton
         self._chance = random.Random(seed)
-        self._children = Children(sidecar.stack.config, directory)
+        self._children = victims or Children(sidecar.stack.config, directory)
         self._clients = Clients(sidecar, threads, seed)
         self._killed: list[float] = []  # when the sidecar was, in this block
         self._triton_failed = False  # in this block

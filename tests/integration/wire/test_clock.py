@@ -16,10 +16,10 @@ import pytest
 from sidecar.cli.demo.otlp import OtlpReceiver
 from sidecar.cli.demo.stack import Parts
 from sidecar.runtime import shipping
-from tests.support.crashes import Children, serve_for_real, ship_process
 from tests.support.postgres import Server
 from tests.support.sidecar import Sidecar, echo, final, launch, said, slow
 from tests.support.stack import Triton, eventually
+from tests.support.victims import Children, serve_for_real, ship_process
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 HOUR = 3600
