@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
@@ -89,6 +90,18 @@ def test_a_reload_lets_others_go_between_documents(directory: Path) -> None:
     assert isinstance(source.reload(), Loaded)
     assert pauses.count(True) >= 8, "each document is read while the old bundle decides"
     assert pauses.count(False) >= 1, "the old one is freed in pieces once the new one decides"
+
+
+def test_nothing_holds_the_old_one_while_it_is_freed_in_pieces(directory: Path) -> None:
+    """Else all of it is freed at once, whenever that lets go."""
+    source = opened(directory)
+    old = ref(source.current())
+    held: list[bool] = []
+    source.pause = lambda: held.append(old() is not None)
+    edit(directory / "plans.yaml", "burst: 400", "burst: 300")
+    assert isinstance(source.reload(), Loaded)
+    assert held
+    assert not held[-1]
 
 
 def test_a_bad_change_is_told_once_and_changes_nothing(directory: Path) -> None:
