@@ -153,6 +153,8 @@ def _rules(name: str, rules: Rules) -> _Leaves:
     leaves: _Leaves = {f"{name}.{field}": (each, _told(each) or "nowhere") for field, each in found.items()}
     if rules.telemetry is None:
         leaves[f"{name}.telemetry"] = ("withheld", "withheld")
+    if rules.records is not None:  # in order: the first that a pod has a database in keeps them
+        leaves[f"{name}.records"] = (rules.records, ", ".join(rules.records))
     return leaves
 
 

@@ -62,6 +62,7 @@ ACME, BIRCH = "tenants/acme.yaml", "tenants/birch.yaml"
          [("models.chat", "for good", "until 2027-01-01T00:00:00+00:00")]),
         (BIRCH, "models: [chat, vision]", "models: [vision, chat]", []),  # in whatever order
         (BIRCH, "storage: [EU]", "storage: [EU, US]", [("residency.storage", "EU", "EU, US")]),
+        (BIRCH, "storage: [EU]", "storage: [EU]\n  records: [EU]", [("residency.records", "", "EU")]),
         (BIRCH, "telemetry: [EU]", "telemetry: withheld", [("residency.telemetry", "EU", "withheld")]),
         (ACME, "phi: [eu-west-1]", "phi: [EU]", [("residency.classes.phi.processing", "eu-west-1", "EU")]),
         (ACME, "level: full", "level: full\n  classes: {phi: {durability: strict}}",
