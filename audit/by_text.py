@@ -29,6 +29,7 @@ SCANNED: Final = 100_000  # records opened by one search
 PAGE: Final = 200  # records fetched at once
 KEYS: Final = 100_000  # data keys whose words one search computes
 KEYS_AT_ONCE: Final = 5_000
+_LEAST: Final = "0"  # no call's id is before it
 SCAN_TOLD: Final = "no index: each record of that time was opened and read"
 INDEX_TOLD: Final = (
     "found by the index of words, which has the calls of tenants that are searchable (audit.searchable in the bundle);"
@@ -47,9 +48,9 @@ def by_text(connection: sa.Connection, asked: Filter, asker: Asker, opener: Open
     if opener is None:
         raise SearchError("content is sealed: finding words in it needs the tenants' master keys")
     if not asked.scan:
-        days = _days(connection, asked)
-        if days:
-            return _Indexed(connection, asked, opener, pages, confirm=asker.reveal).run(days)
+        page = _Indexed(connection, asked, opener, pages, confirm=asker.reveal).run()
+        if page is not None:
+            return page
     if not asker.reveal:
         why = "it was asked to open each record" if asked.scan else "no call of that time is indexed (audit.searchable)"
         raise SearchError(f"searching for a text opens the records' content, for {why}: it needs --reveal and --reason")
@@ -89,65 +90,79 @@ def _scanned(asked: Filter, pages: Pages) -> Page:
 # --- by the index -------------------------------------------------------------------------------------------------
 
 
-def _keys(asked: Filter) -> sa.ColumnElement[bool]:
-    """The data keys of the window that something is indexed under."""
-    c, t = data_keys.c, audit_terms.c
-    begins = sa.func.timezone("UTC", sa.cast(c.day, sa.DateTime))
-    indexed = sa.exists().where(t.data_key == c.id, t.started_at >= begins, t.started_at < begins + timedelta(days=1))
+def _days(asked: Filter) -> Iterator[date]:
+    """Of the window, newest first; not those that earlier pages were of."""
     assert asked.since is not None
     assert asked.until is not None
-    until = asked.until if asked.before is None else min(asked.until, asked.before.started_at)
-    window = (c.day >= _day(asked.since), c.day <= _day(until), c.wrapped.is_not(None), indexed)
-    return sa.and_(*window, *([] if asked.tenant is None else [c.tenant == asked.tenant]))
+    before = asked.before or Keyset(asked.until, _LEAST)
+    day, first = min(before.started_at, asked.until).astimezone(UTC).date(), asked.since.astimezone(UTC).date()
+    if before == Keyset(_begin(day), _LEAST):
+        day -= timedelta(days=1)
+    while day >= first:
+        yield day
+        day -= timedelta(days=1)
 
 
-def _day(at: datetime) -> date:
-    return at.astimezone(UTC).date()
+def _begin(day: date) -> datetime:
+    return datetime(day.year, day.month, day.day, tzinfo=UTC)
 
 
-def _days(connection: sa.Connection, asked: Filter) -> list[date]:
-    """Newest first."""
-    return list(connection.scalars(sa.select(data_keys.c.day).where(_keys(asked)).distinct().order_by(sa.desc("day"))))
+def _span(day: date) -> tuple[Any, Any]:
+    """As literals, so that one partition is asked."""
+    c = audit_terms.c
+    begins, ends = (f"'{each} 00:00:00+00'::timestamptz" for each in (day, day + timedelta(days=1)))
+    return c.started_at >= sa.text(begins), c.started_at < sa.text(ends)
 
 
 class _Indexed:
     def __init__(
         self, connection: sa.Connection, asked: Filter, opener: Opener, pages: Pages, *, confirm: bool
     ) -> None:
-        words = sought(asked.text or "")
-        if words is None:
-            some = ", ".join(sorted(STOP)[:6])
-            raise SearchError(f"nothing of that text is a word that is indexed (single letters and {some} … are not)")
-        self._words, self._confirm = words, confirm
+        self._words, self._confirm = sought(asked.text or "") or [], confirm
         self._connection, self._asked, self._opener, self._pages = connection, asked, opener, pages
         self._left = KEYS
 
-    def run(self, days: Sequence[date]) -> Page:
+    def run(self) -> Page | None:
+        """None: nothing of that time is indexed. Raises SearchError."""
         asked = self._asked
         found: list[Found] = []
-        last = asked.before
-        for day in days:
-            if self._left <= 0:
-                return Page(found, last, cut=True, told=INDEX_TOLD)
-            hits = self._hits(day)
+        there = asked.before is not None
+        for day in _days(asked):
+            if self._left <= 0:  # the next page begins with this day, found or not
+                return Page(found, Keyset(_begin(day + timedelta(days=1)), _LEAST), cut=True, told=INDEX_TOLD)
+            secrets = self._secrets(day)
+            if secrets and not self._words:
+                few = ", ".join(sorted(STOP)[:6])
+                raise SearchError(
+                    f"nothing of that text is a word that is indexed (single letters and {few} … are not)"
+                )
+            there = there or bool(secrets)
+            hits = self._hits(day, secrets)
             while some := list(itertools.islice(hits, PAGE)):
                 for record in self._pages(replaced(asked, limit=len(some), before=None, among=tuple(some))).found:
                     if self._fits(record):
                         found.append(record)
                         if len(found) == asked.limit:
                             return Page(found, record.key, told=INDEX_TOLD)
-                last = some[-1]
-        return Page(found, told=INDEX_TOLD)
+        return Page(found, cut=self._left <= 0, told=INDEX_TOLD) if there else None
 
     def _fits(self, record: Found) -> bool:
         return not self._confirm or holds(record.texts, self._words)
 
-    def _hits(self, day: date) -> Iterator[Keyset]:
-        """The day's calls that the index has under all the words, newest first."""
-        query = sa.select(data_keys).where(_keys(self._asked), data_keys.c.day == day).limit(self._left)
-        rows = self._connection.execute(query.order_by(data_keys.c.id)).all()
+    def _secrets(self, day: date) -> list[bytes | None]:
+        """Of the data keys that something of the day is indexed under; None: of one that can't be unwrapped."""
+        c, t = data_keys.c, audit_terms.c
+        # One look into the index a key: asked whether there is any, Postgres may read all that are indexed instead.
+        any_of = sa.select(t.call_id).where(t.data_key == c.id, *_span(day)).limit(1).lateral("indexed")
+        query = sa.select(data_keys).join(any_of, sa.true()).where(c.day == day, c.wrapped.is_not(None))
+        if self._asked.tenant is not None:
+            query = query.where(c.tenant == self._asked.tenant)
+        rows = self._connection.execute(query.order_by(c.id).limit(self._left)).all()
         self._left -= len(rows)
-        secrets = [unwrap(self._opener.provider, key_row(row)).secret for row in rows]
+        return [unwrap(self._opener.provider, key_row(row)).secret for row in rows]
+
+    def _hits(self, day: date, secrets: Sequence[bytes | None]) -> Iterator[Keyset]:
+        """The day's calls that the index has under all the words, newest first."""
         known = [secret for secret in secrets if secret is not None]
         runs = [self._run(day, known[at : at + KEYS_AT_ONCE]) for at in range(0, len(known), KEYS_AT_ONCE)]
         return heapq.merge(*runs, key=lambda hit: (hit.started_at, hit.call_id), reverse=True)
@@ -157,16 +172,16 @@ class _Indexed:
         c, asked = audit_terms.c, self._asked
         by_key = [terms(secret, self._words) for secret in secrets]
         conditions = [c.terms.overlap(self._array(hashes)) for hashes in zip(*by_key, strict=True)]
-        begins = sa.text(f"'{day} 00:00:00+00'::timestamptz")
-        ends = sa.text(f"'{day + timedelta(days=1)} 00:00:00+00'::timestamptz")
-        window = (c.started_at >= begins, c.started_at < ends, c.started_at >= asked.since, c.started_at < asked.until)
-        query = sa.select(c.started_at, c.call_id).where(*window, *conditions)
+        window = (*_span(day), c.started_at >= asked.since, c.started_at < asked.until)
         before = asked.before
         while True:
-            page = query.order_by(c.started_at.desc(), c.call_id.desc()).limit(PAGE)
+            held = sa.select(c.started_at, c.call_id).where(*window, *conditions)
             if before is not None:
                 key = sa.tuple_(sa.literal(before.started_at), sa.literal(before.call_id))
-                page = page.where(sa.tuple_(c.started_at, c.call_id) < key)
+                held = held.where(sa.tuple_(c.started_at, c.call_id) < key)
+            # Found by the words first: ordered at once, Postgres would rather look through all from the newest on.
+            hits = held.cte("hits").prefix_with("MATERIALIZED", dialect="postgresql")
+            page = sa.select(hits).order_by(hits.c.started_at.desc(), hits.c.call_id.desc()).limit(PAGE)
             rows = self._connection.execute(page).all()
             for row in rows:
                 before = Keyset(row.started_at, row.call_id)

@@ -150,8 +150,7 @@ class _Export:
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         asked, before = self._asked, self._asked.before
         while True:
-            query = search.select(self._connection, search.replaced(asked, limit=PAGE, before=before), self._opener)
-            rows = [dict(row) for row in self._connection.execute(query).mappings()]
+            rows = search.rows(self._connection, search.replaced(asked, limit=PAGE, before=before), self._opener)
             self._opener.load(self._connection, [row["data_key"] for row in rows])
             yield from rows
             if len(rows) < PAGE:

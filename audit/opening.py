@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, BYTEA
 
 from audit.content import ContentError
 from audit.keys import KeyGoneError, KeyProvider
@@ -92,13 +93,23 @@ class Opener:
 
     def keys_of(self, connection: sa.Connection, tenant: str | None, subject: str) -> list[str]:
         """The data keys of one subject, of one tenant or of all."""
+        return [key_id for key_id, _ in self.dated_keys_of(connection, tenant, subject)]
+
+    def dated_keys_of(self, connection: sa.Connection, tenant: str | None, subject: str) -> list[tuple[str, date]]:
+        """The data keys of one subject, each with the one day that what it seals began on."""
         c = data_keys.c
         tenants = [tenant] if tenant is not None else list(connection.scalars(sa.select(c.tenant).distinct()))
-        found: list[str] = []
-        for name in tenants:
-            macs = self.macs(name, subject)
-            found += connection.scalars(sa.select(c.id).where(c.tenant == name, c.subject_mac.in_(macs)))
-        return found
+        named = [(name, mac) for name in tenants for mac in self.macs(name, subject)]
+        wanted = (
+            sa.func.unnest(
+                sa.cast(sa.literal([name for name, _ in named], ARRAY(sa.Text)), ARRAY(sa.Text)),
+                sa.cast(sa.literal([mac for _, mac in named], ARRAY(BYTEA)), ARRAY(BYTEA)),
+            )
+            .table_valued(sa.column("tenant", sa.Text), sa.column("mac", BYTEA), name="wanted")
+            .render_derived()
+        )
+        same = sa.and_(c.tenant == wanted.c.tenant, c.subject_mac == wanted.c.mac)
+        return [(row.id, row.day) for row in connection.execute(sa.select(c.id, c.day).join(wanted, same))]
 
     def macs(self, tenant: str, subject: str) -> list[bytes]:
         """What a subject's name looks like under each of the tenant's master keys that live."""
@@ -110,8 +121,11 @@ class Opener:
 
     def conversation_macs(
         self, connection: sa.Connection, conversation: str, *, tenant: str | None, days: tuple[date | None, date | None]
-    ) -> list[bytes]:
-        """What a conversation's name looks like under each data key of the time. Bounded by CONVERSATION_KEYS."""
+    ) -> list[tuple[bytes, date]]:
+        """What a conversation's name looks like under each data key of the time, and the day of what that key seals.
+
+        Bounded by CONVERSATION_KEYS.
+        """
         c = data_keys.c
         query = sa.select(*_COLUMNS).where(c.wrapped.is_not(None))
         if tenant is not None:
@@ -122,8 +136,8 @@ class Opener:
         if until is not None:
             query = query.where(c.day <= until)
         found = connection.execute(query.order_by(c.day.desc()).limit(CONVERSATION_KEYS))
-        secrets = (unwrap(self.provider, key_row(row)).secret for row in found)
-        return [lookup(secret, "conversation", conversation) for secret in secrets if secret is not None]
+        secrets = ((unwrap(self.provider, key_row(row)).secret, row.day) for row in found)
+        return [(lookup(secret, "conversation", conversation), day) for secret, day in secrets if secret is not None]
 
     def pseudonym(self, tenant: str | None, name: str) -> str:
         """A name as a record of a search may keep it: equal for equal names, until the tenant's key is renewed."""

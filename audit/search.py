@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY, BYTEA, JSONPATH
+from sqlalchemy.dialects.postgresql import ARRAY, JSONPATH
 
 from audit import store
 from audit.asked import Asker, Filter, Found, Keyset, Messages, Page, SearchError, replaced
@@ -18,8 +19,8 @@ from audit.rows import officer_row
 from audit.tables import audit_calls
 
 __all__ = [
-    "IDENTITY", "Asker", "Filter", "Found", "Keyset", "Messages", "Page", "SearchError", "found", "replaced", "search",
-    "select", "show",
+    "IDENTITY", "Asker", "Filter", "Found", "Keyset", "Messages", "Page", "SearchError", "found", "replaced", "rows",
+    "search", "show",
 ]  # fmt: skip
 
 LIMIT: Final = 10_000  # records of one search
@@ -27,6 +28,7 @@ REVEAL_LIMIT: Final = 1_000  # records of one search whose content is shown
 MESSAGES_LISTED: Final = 1_000  # ids told of one stream
 STATEMENT_MS: Final = 30_000
 
+_WHEN: Final = sa.DateTime(timezone=True)
 _GUARDS: Final = "guards."  # before a guard's or a rule's id, where it is what decided
 _HAS_FINDINGS: Final = sa.text("findings <> '[]'::jsonb")  # as its index says it
 _EXACT: Final = {
@@ -124,15 +126,15 @@ def _of_call(call_id: str) -> sa.ColumnElement[bool]:
     )
 
 
-def select(connection: sa.Connection, asked: Filter, opener: Opener | None) -> sa.Select[Any]:
-    """The newest ``limit`` records that are asked for, with what is sealed in them."""
+def _select(asked: Filter, *conditions: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    """The newest ``limit`` records that are asked for, but for what is sealed in them: ``conditions`` are of that."""
     c = audit_calls.c
     query = sa.select(audit_calls)
     for name, column in _EXACT.items():
         value = getattr(asked, name)
         if value is not None:
             query = query.where(c[column] == value)
-    for condition in (*_by_rule(asked.rule), *_sealed_conditions(connection, asked, opener)):
+    for condition in (*_by_rule(asked.rule), *conditions):
         query = query.where(condition)
     if asked.call is not None:
         query = query.where(_of_call(asked.call))
@@ -153,7 +155,15 @@ def _places(asked: Filter) -> Iterator[sa.ColumnElement[bool]]:
     if asked.among is not None:
         times = [each.started_at for each in asked.among]
         yield c.started_at.between(min(times), max(times))
-        yield sa.tuple_(c.started_at, c.call_id).in_([(e.started_at, e.call_id) for e in asked.among])
+        wanted = (
+            sa.func.unnest(
+                sa.cast(sa.literal(times, ARRAY(_WHEN)), ARRAY(_WHEN)),
+                sa.cast(sa.literal([each.call_id for each in asked.among], ARRAY(sa.Text)), ARRAY(sa.Text)),
+            )
+            .table_valued(sa.column("at", _WHEN), sa.column("id", sa.Text), name="wanted")
+            .render_derived()
+        )
+        yield sa.exists().where(wanted.c.at == c.started_at, wanted.c.id == c.call_id)
     if asked.logs is not None:
         yield as_stored(asked.logs)
     if asked.before is not None:
@@ -177,34 +187,88 @@ def _found_by(guard: str) -> sa.ColumnElement[bool]:
     return sa.func.jsonb_path_exists(audit_calls.c.findings, path, sa.func.jsonb_build_object("guard", guard))
 
 
-def _sealed_conditions(
-    connection: sa.Connection, asked: Filter, opener: Opener | None
-) -> Iterator[sa.ColumnElement[bool]]:
-    """Who somebody is, is sealed: found by the data keys of that name."""
+Days = Sequence[tuple[date, sa.ColumnElement[bool]]]
+
+
+def _sealed_conditions(connection: sa.Connection, asked: Filter, opener: Opener | None) -> tuple[Any, Days | None]:
+    """Who somebody is, is sealed: found by the data keys of that name, each of which is of one day.
+
+    (conditions on every day; conditions that hold on their own day alone, None: no day is left out). Raises SearchError
+    """
     c = audit_calls.c
     if asked.subject is None and asked.principal is None and asked.conversation is None:
-        return
+        return (), None
     if opener is None:
         raise SearchError("who somebody is, is sealed: finding it needs the tenants' master keys")
-    if asked.subject is not None:
-        yield c.data_key.in_(opener.keys_of(connection, asked.tenant, asked.subject))
+    always: list[sa.ColumnElement[bool]] = []
+    by_day: list[dict[date, list[Any]]] = []
     if asked.principal is not None:
         own = opener.keys_of(connection, asked.tenant, asked.principal)
         named = sa.and_(c.principal == asked.principal, c.principal != "")  # as its index says it
-        yield sa.or_(named, sa.and_(c.principal == "", c.data_key.in_(own)))
+        always.append(sa.or_(named, sa.and_(c.principal == "", c.data_key.in_(own))))
+    if asked.subject is not None:
+        by_day.append(_grouped(opener.dated_keys_of(connection, asked.tenant, asked.subject)))
     if asked.conversation is not None:
         days = day_range(asked.since, asked.until)
-        macs = opener.conversation_macs(connection, asked.conversation, tenant=asked.tenant, days=days)
-        yield c.conversation_mac == sa.any_(sa.cast(sa.literal(macs, ARRAY(BYTEA)), ARRAY(BYTEA)))  # IN holds 65,535
+        found = opener.conversation_macs(connection, asked.conversation, tenant=asked.tenant, days=days)
+        by_day.append(_grouped(found))
+    if not by_day:
+        return always, None
+    columns = [c.data_key] * (asked.subject is not None) + [c.conversation_mac] * (asked.conversation is not None)
+    shared = set(by_day[0]).intersection(*by_day[1:])
+    return always, [
+        (day, sa.and_(*(_one_of(column, each[day]) for column, each in zip(columns, by_day, strict=True))))
+        for day in sorted(shared, reverse=True)
+    ]
+
+
+def _grouped(found: list[tuple[Any, date]]) -> dict[date, list[Any]]:
+    by_day: dict[date, list[Any]] = {}
+    for value, day in found:
+        by_day.setdefault(day, []).append(value)
+    return by_day
+
+
+def _one_of(column: sa.ColumnElement[Any], values: list[Any]) -> sa.ColumnElement[bool]:
+    kind = ARRAY(column.type)
+    return column == values[0] if len(values) == 1 else column == sa.any_(sa.cast(sa.literal(values, kind), kind))
+
+
+def rows(connection: sa.Connection, asked: Filter, opener: Opener | None) -> list[dict[str, Any]]:
+    """The newest ``limit`` records that are asked for, with what is sealed in them. Raises SearchError.
+
+    Where somebody's days are known each is asked by itself, until there are enough.
+
+    Asked of all days at once, Postgres would rather look through the newest millions for one of those names.
+    """
+    always, days = _sealed_conditions(connection, asked, opener)
+    if days is None:
+        return [dict(row) for row in connection.execute(_select(asked, *always)).mappings()]
+    found: list[dict[str, Any]] = []
+    for day, condition in days:
+        begins = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        since, until = _within(asked, begins, begins + timedelta(days=1))
+        if since >= until:
+            continue
+        narrowed = replaced(asked, since=since, until=until, limit=asked.limit - len(found))
+        found += [dict(row) for row in connection.execute(_select(narrowed, *always, condition)).mappings()]
+        if len(found) == asked.limit:
+            break
+    return found
+
+
+def _within(asked: Filter, begins: datetime, ends: datetime) -> tuple[datetime, datetime]:
+    since = begins if asked.since is None else max(asked.since, begins)
+    until = ends if asked.until is None else min(asked.until, ends)
+    return since, until if asked.before is None else min(until, asked.before.started_at + timedelta(microseconds=1))
 
 
 def _page(connection: sa.Connection, asked: Filter, asker: Asker, opener: Opener | None) -> Page:
-    query = select(connection, asked, opener)
-    rows: list[dict[str, Any]] = [dict(row) for row in connection.execute(query).mappings()]
+    there = rows(connection, asked, opener)
     if opener is not None:
-        opener.load(connection, [row["data_key"] for row in rows])
-    told = [found(row, opener, reveal=asker.reveal) for row in rows]
-    full = len(rows) == asked.limit
+        opener.load(connection, [row["data_key"] for row in there])
+    told = [found(row, opener, reveal=asker.reveal) for row in there]
+    full = len(there) == asked.limit
     return Page(told, told[-1].key if full else None)
 
 

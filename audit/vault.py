@@ -6,6 +6,7 @@ import hashlib
 import hmac
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import Final
@@ -164,13 +165,13 @@ class Opened:
 
 def unwrap(provider: KeyProvider, row: KeyRow) -> Opened:
     """From the database's copy, else from where survivors of an erasure are kept. Raises KeyFaultError."""
-    for version, wrapped in ((row.version, row.wrapped), provider.survivor(row.tenant, row.id) or (0, None)):
-        if wrapped is None:
-            continue
-        try:
-            return Opened(provider.unwrap(row.tenant, version, wrapped, row.context))
-        except KeyGoneError:
-            continue
+    if row.wrapped is not None:
+        with suppress(KeyGoneError):
+            return Opened(provider.unwrap(row.tenant, row.version, row.wrapped, row.context))
+    survivor = provider.survivor(row.tenant, row.id)  # looked for only then: thousands are unwrapped by one search
+    if survivor is not None:
+        with suppress(KeyGoneError):
+            return Opened(provider.unwrap(row.tenant, *survivor, row.context))
     return Opened(None, destroyed=row.wrapped is None or provider.destroyed(row.tenant, row.version))
 
 

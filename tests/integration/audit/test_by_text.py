@@ -206,3 +206,21 @@ def test_an_index_goes_with_its_day(dsn: str, tmp_path: Path) -> None:
         engine.dispose()
     name = store.partition_name((AT - timedelta(days=9)).date(), "audit_terms")
     assert query(dsn, f"SELECT to_regclass('warden.{name}')") == [(None,)]
+
+
+def test_a_search_that_looked_under_all_the_keys_it_may_goes_on_with_the_day_before(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(("today", "yesterday", "before")):
+        archive.call(name, "the quarterly ledger", tenant="cedar", minutes=5 + 1440 * number)
+    archive.ship()
+    monkeypatch.setattr(by_text, "KEYS", 1)
+    names, after = [], None
+    for _ in range(8):  # one for each day of the window, and more than there are
+        page = archive.find("ledger", tenant="cedar", **({} if after is None else {"after": after}))
+        names += [found.columns["call_id"] for found in page.found]
+        after = page.next
+        if after is None:
+            break
+        assert page.cut
+    assert names == ["today", "yesterday", "before"]
