@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
 from audit.merkle import HASH_BYTES, Frontier, leaf_hash
 from audit.rows import CALL_COLUMNS, CALL_LEAF, EVENT_COLUMNS, EVENT_LEAF
 from audit.tlog import Checkpoint, NoteError, Verifier, parse_checkpoint, parse_note
@@ -169,8 +171,7 @@ def _by(heads: Sequence[Head], size: int) -> str:
 # --- the rows -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRow:
+class StoredRow(msgspec.Struct, frozen=True):
     """A row as it was read back: its columns in the order of audit.rows, JSON parsed or canonical."""
 
     kind: str  # call | event

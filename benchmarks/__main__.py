@@ -60,6 +60,7 @@ def main() -> int:
     )
     asked.add_argument("--only", choices=SECTIONS, action="append", help="these sections alone; then nothing is kept")
     asked.add_argument("--search-rows", type=int, help="calls that section search looks among (2 GB a million)")
+    asked.add_argument("--evidence-calls", type=int, help="calls of each size that section evidence catches up on")
     asked.add_argument("--no-history", action="store_true", help="do not append to benchmarks/history.jsonl")
     given = asked.parse_args()
     wanted = tuple(given.only or (QUICK if given.quick else SECTIONS))
@@ -79,7 +80,8 @@ def main() -> int:
         _say(f"wires and streams are left out: install {' and '.join(lacking)}, or run as root")
     if set(wanted) & ({"neighbours"} if lacking else set(SECTIONS) - {"governance", *ALONE}):
         with tempfile.TemporaryDirectory(prefix="warden-bench-") as directory:
-            numbers |= _over_wires(Path(directory), wanted, quick=given.quick, rows=given.search_rows)
+            sizes = given.search_rows, given.evidence_calls
+            numbers |= _over_wires(Path(directory), wanted, quick=given.quick, sizes=sizes)
     numbers["seconds"] = round(time.monotonic() - began)
     numbers["load_average"] = [numbers["load_average"], history.load_average()]
     report.show(numbers)
@@ -92,9 +94,13 @@ def _say(what: str) -> None:
     print(f"bench: {what}", file=sys.stderr, flush=True)
 
 
-def _over_wires(directory: Path, wanted: tuple[str, ...], *, quick: bool, rows: int | None) -> dict[str, Any]:
+def _over_wires(
+    directory: Path, wanted: tuple[str, ...], *, quick: bool, sizes: tuple[int | None, int | None]
+) -> dict[str, Any]:
+    """``sizes``: rows to search among, calls to ship."""
+    rows, calls = sizes
     sections: dict[str, Callable[[Path, Parts, bool], dict[str, Any]]] = {
-        "evidence": _evidence, "search": partial(_search, rows), "identity": _identity,
+        "evidence": partial(_evidence, calls), "search": partial(_search, rows), "identity": _identity,
         "standin": _standin, "triton": _triton, "streams": _streams,
         "neighbours": _neighbours,
     }  # fmt: skip
@@ -128,8 +134,8 @@ def _models(directory: Path) -> Path:
     return directory
 
 
-def _evidence(directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
-    return evidence.measure(around.postgres_dsn, directory / "evidence", quick=quick)
+def _evidence(calls: int | None, directory: Path, around: Parts, quick: bool) -> dict[str, Any]:
+    return evidence.measure(around.postgres_dsn, directory / "evidence", quick=quick, calls=calls)
 
 
 def _search(rows: int | None, directory: Path, around: Parts, quick: bool) -> dict[str, Any]:  # noqa: ARG001

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import secrets
 import threading
@@ -24,20 +25,24 @@ from audit.record import encode
 from audit.ship import Parts, Shipper
 from audit.vault import Vault
 from audit.verify import Options, verify
+from benchmarks.processes import children, ended_cpu_us
 from sidecar.core.model import Secret
 from sidecar.runtime import migrate
-from sidecar.runtime.shipping import JournalSource
+from sidecar.runtime.shipping import JournalSource, keep_memory
 from tests.support.store import completed, content
 
 _ROOT: Final = Secret(b"b" * 32)
 SUBJECTS: Final = 100  # who call, in turn: each has a data key
 
 
-def measure(dsn: str, directory: Path, *, quick: bool) -> dict[str, Any]:
-    """By content size in bytes: what one process on one core does, with all that there is switched on."""
+def measure(dsn: str, directory: Path, *, quick: bool, calls: int | None = None) -> dict[str, Any]:
+    """By content size in bytes: what one process on one core does, with all that there is switched on.
+
+    ``calls``: to catch up on, of each size. ``database_us``: CPU of Postgres a record, its own upkeep included.
+    """
     return {
-        str(size): _one(dsn, directory / str(size), size, calls // 5 if quick else calls)
-        for size, calls in ((1024, 50_000), (16_384, 10_000))
+        str(size): _one(dsn, directory / str(size), size, calls or (some // 5 if quick else some))
+        for size, some in ((1024, 50_000), (16_384, 10_000))
     }
 
 
@@ -50,18 +55,20 @@ def _one(dsn: str, directory: Path, size: int, calls: int) -> dict[str, Any]:
     migrate.upgrade(engine, jurisdiction="EU", today=datetime.now(UTC).date())
     _fill(directory / "journal", size, calls)
     shipper = _shipper(engine, directory)
-    wall, cpu = time.perf_counter(), time.process_time()
+    keep_memory()  # as the process does
+    wall, cpu, database = time.perf_counter(), time.process_time(), _postgres_us()
     runner = threading.Thread(target=shipper.run)
     runner.start()
     while shipper.status.rows < calls or shipper.status.signed_size < calls:
         time.sleep(0.01)
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    wall, cpu, database = time.perf_counter() - wall, time.process_time() - cpu, _postgres_us() - database
     shipper._stop.set()  # noqa: SLF001 — as the process does on SIGTERM
     runner.join()
     found = {
         "calls": calls,
         "shipped_per_s": round(calls / wall),
         "shipped_per_cpu_s": round(calls / cpu),
+        "database_us": round(database / calls, 1),
         "stored_bytes": _stored(made, calls),
         **_verified(made, calls),
     }
@@ -104,6 +111,15 @@ def _shipper(engine: Any, directory: Path) -> Shipper:
             fleet=Fleet(directory / "fleet", "EU", _ROOT),
         ),
         threading.Event(),
+    )
+
+
+def _postgres_us() -> float:
+    """CPU of the servers that this process started, of those of their processes that have ended too."""
+    return sum(
+        ended_cpu_us(number)
+        for number in children(os.getpid())
+        if Path(f"/proc/{number}/exe").resolve().name == "postgres"
     )
 
 

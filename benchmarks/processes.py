@@ -34,6 +34,13 @@ def family_cpu_us(pid: int) -> float:
     return cpu_us(pid) + sum(family_cpu_us(each) for each in children(pid))
 
 
+def ended_cpu_us(pid: int) -> float:
+    """Of a process and of all that descend or descended from it: a server's, whose processes come and go."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = sum(map(int, fields[11:15])) * _TICK_US  # cutime and cstime too: proc(5), 16 and 17
+    return own + sum(ended_cpu_us(each) for each in children(pid))
+
+
 def running(program: str) -> int | None:
     """The child of this process that is ``program``."""
     for number in children(os.getpid()):

@@ -130,7 +130,8 @@ def _evidence(found: dict[str, Any]) -> list[Table]:
     table = Table(title="Evidence: from a journal into Postgres, sealed, in a signed log", title_justify="left")
     names = {
         "shipped_per_s": "records/s shipped",
-        "shipped_per_cpu_s": "a CPU second",
+        "shipped_per_cpu_s": "a CPU second of ours",
+        "database_us": "Postgres, CPU µs a record",
         "verified_per_s_1": "verified/s",
         "verified_per_s_2": "by 2 processes",
         "stored_bytes": "bytes stored a call",
@@ -273,6 +274,20 @@ _ALONE: Final[tuple[tuple[str, Callable[[dict[str, Any]], list[Table]]], ...]] =
 )
 
 
+def _audit_budgets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
+    rows: list[tuple[str, str, str, bool]] = []
+    if "evidence" in numbers:
+        shipped = numbers["evidence"]["1024"]["shipped_per_cpu_s"]
+        rows.append(("records of 1 KB shipped a CPU second", "≥ 25,000", f"{shipped:,}", shipped >= 25_000))
+    if "search" in numbers:
+        for kind, most in (("filter", 200), ("word", 1000)):
+            slow = max(each["p95"] for name, each in numbers["search"]["ms"].items()
+                       if name.startswith("word") == (kind == "word"))  # fmt: skip
+            rows.append((f"search among {numbers['search']['rows']:,} calls, p95 of the slowest {kind}",
+                         f"≤ {most} ms", f"{slow:.0f} ms", slow <= most))  # fmt: skip
+    return rows
+
+
 def budgets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
     """Each budget of DESIGN §7 that was measured: what, at most (or at least), where it stands, whether it is met."""
     rows: list[tuple[str, str, str, bool]] = []
@@ -285,12 +300,7 @@ def budgets(numbers: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
         for wire, row in numbers["identity"]["refusals"].items():
             rows.append((f"refuse an attack, slowest kind, wire {wire}", "≤ 5 ms", f"{row['slowest_median_ms']:.2f} ms",
                          row["slowest_median_ms"] <= 5))  # fmt: skip
-    if "search" in numbers:
-        for kind, most in (("filter", 200), ("word", 1000)):
-            slow = max(each["p95"] for name, each in numbers["search"]["ms"].items()
-                       if name.startswith("word") == (kind == "word"))  # fmt: skip
-            rows.append((f"search among {numbers['search']['rows']:,} calls, p95 of the slowest {kind}",
-                         f"≤ {most} ms", f"{slow:.0f} ms", slow <= most))  # fmt: skip
+    rows += _audit_budgets(numbers)
     wire = numbers.get("standin", {}).get(warden("envoy"))
     if wire is not None:
         rows += [

@@ -51,6 +51,7 @@ __all__ = [
     "JournalSource",
     "bind_to_parent",
     "content_root",
+    "keep_memory",
     "keys_of",
     "load_sealer",
     "ship",
@@ -286,7 +287,7 @@ class Shipment:
 def ship(settings: Settings, root: Secret, stop: threading.Event) -> None:
     """Ship until ``stop``. Raises AlreadyShippingError, StrandedError, and with one database what ends its shipper."""
     _collect_seldom()
-    _keep_memory()
+    keep_memory()
     directory = settings.audit.journal.directory
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     pump = _pump(settings)
@@ -329,7 +330,7 @@ def _collect_seldom() -> None:
     gc.set_threshold(50_000, 50, 1000)
 
 
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Batch after batch takes and gives back the same megabytes: fetched from the kernel anew, each page costs a fault.
 
     It was a tenth of shipping a backlog. Does nothing where the C library has no mallopt (mallopt(3), glibc).

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
 from audit.evidence import Fault, FaultKind, Head, StoredRow, TreeCheck, check_rows, covered, read_head
@@ -92,7 +92,7 @@ HASHES = b"".join(each.leaf() for each in ROWS)
 
 
 def moved(each: StoredRow, position: int) -> StoredRow:
-    return replace(
+    return msgspec.structs.replace(
         each,
         position=position,
         values=[
