@@ -167,6 +167,7 @@ def shipper(
     anchor: Path | None = None,
     witnesses: Sequence[Witness] = (),
     sidecar: str = "pod-1",
+    region: str = "eu-west-1",
 ) -> Shipper:
     """A shipper on real parts but for its source; small bounds, so that tests are quick."""
     sealer = ContentSealer(ROOT)
@@ -179,7 +180,7 @@ def shipper(
         poison=PoisonKeeper(directory / "poison", sealer),
         directory=directory,
         sidecar=sidecar,
-        region="eu-west-1",
+        region=region,
         jurisdiction=jurisdiction,
         now=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
