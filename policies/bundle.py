@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from policies import checks
 from policies.access import Access
+from policies.demands import content_faults
 from policies.document import (
     BundleDoc,
     CaseDoc,
@@ -324,6 +325,7 @@ class _Compiler:
             for resolved in (tenant.limits, *(those.limits for those in tenant.later)):
                 self._problems += checks.limit_faults(document, doc, resolved, models or {})
             self._problems += dict.fromkeys(checks.key_limits(document, tenant))
+            self._problems += content_faults(document, doc, plan)
             self._problems += checks.declared_classes(document, doc, self._classes)
         self._problems += checks.pool_guarantees(tenants, models or {})
         return tenants

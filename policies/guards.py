@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from policies.rules import REMEMBERED, GuardRules, RuleSet, Scope
@@ -138,7 +138,13 @@ class Guards:
 
 def compile_guards(docs: Sequence[GuardDoc], hold: Hold | None = None) -> Guards | None:
     """None where there are none, so that a call without guards costs nothing. Raises as ``Guards`` does."""
-    return Guards([_guard(doc) for doc in docs], hold) if docs else None
+    return _shared(tuple(_guard(doc) for doc in docs), hold) if docs else None
+
+
+@lru_cache(maxsize=1024)
+def _shared(guards: tuple[Guard, ...], hold: Hold | None) -> Guards:
+    """Ten thousand tenants of a few plans have a few kinds of guards between them."""
+    return Guards(guards, hold)
 
 
 class Joined:

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct, field, structs
 
-from policies import limits
+from policies import demands, limits
 from policies.document import AuditClassDoc, GrantDoc, HoldBackDoc, KeyDoc, LimitsDoc, PlanDoc, ResidencyDoc, TenantDoc
 from policies.guards import Guards, compile_guards
 from policies.residency import Residency, Rules
@@ -157,7 +157,7 @@ def covering(grants: Iterable[Grant], model: str, at: float) -> int | None:
 
 def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
     """``name`` is the document's; without a ``plan`` nothing is limited (its bundle is refused for that anyway)."""
-    audit = doc.audit
+    audit, hold = doc.audit, _hold(demands.hold_of(doc, plan))
     first, later = _timeline(doc, plan)
     return Tenant(
         name=doc.tenant,
@@ -171,7 +171,9 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
             level=AuditLevel(audit.level),
             durability=None if audit.durability is None else Durability(audit.durability),
             retention_days=audit.retention,
-            redact=tuple(Redaction(each.kind, each.by, each.pattern, each.regions) for each in audit.redact),
+            redact=tuple(
+                Redaction(each.kind, each.by, each.pattern, each.regions) for each in demands.redactions_of(doc, plan)
+            ),
             searchable=audit.searchable,
             two_people=audit.two_people,
             on_pressure=OnPressure(audit.on_pressure),
@@ -183,8 +185,8 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
         loras=frozenset(doc.loras),
         keys={key: _key(doc, rule, plan) for key, rule in doc.keys.items()} or None,
         aliases={} if plan is None else plan.aliases,
-        guards=compile_guards(doc.guards, _hold(doc.hold_back)),
-        hold=_hold(doc.hold_back),
+        guards=compile_guards(demands.guards_of(doc, plan), hold),
+        hold=hold,
     )
 
 

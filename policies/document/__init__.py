@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from policies.document.cases import DECIDABLE, CaseDoc, CasesDoc
+from policies.document.content import GuardDoc, HoldBackDoc, RedactDoc
 from policies.document.fields import DATA_CLASS_LENGTH, MODEL_NAME_LENGTH, Name, TenantName
 from policies.document.models import KvDoc, ModelDoc, ModelsDoc
 from policies.document.places import BundleDoc, ChangeDoc, DataClassDoc, RegionDoc
@@ -12,10 +13,7 @@ from policies.document.tenants import (
     AuditDoc,
     ClassDoc,
     GrantDoc,
-    GuardDoc,
-    HoldBackDoc,
     KeyDoc,
-    RedactDoc,
     ResidencyDoc,
     TenantDoc,
 )

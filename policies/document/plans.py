@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, RootModel, model_validator
 
+from policies.document.content import GuardDocs, HoldBackDoc, RedactDocs
 from policies.document.fields import Count, Dated, Doc, Limited, ModelName, ModelPattern, Name, Priority
 from policies.units import Duration, Part, Rate, Size, parse_duration
 from sidecar.core.model import Quantity
@@ -127,6 +128,10 @@ class PlanDoc(Doc):
     on_limit: OnLimit = 0.0
     per_model: NarrowByModel = Field(default={})
     per_key: NarrowDoc | None = None
+    # Of all its tenants; each may add to them, and change none that isn't replaceable.
+    guards: GuardDocs = ()
+    hold_back: HoldBackDoc | None = None
+    redact: RedactDocs = ()
 
 
 class LimitsDoc(Dated):
