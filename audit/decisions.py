@@ -9,12 +9,12 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from audit import store
-from audit.opening import Opener
+from audit.opening import Opener, Unsealed
 from audit.rows import officer_row
 from audit.search import Asker
 from audit.tables import audit_calls, bundles
 
-__all__ = ["bundle_content", "decision_of", "decisions_since"]
+__all__ = ["bundle_content", "content_of", "decision_of", "decisions_since"]
 
 PAGE: Final = 1000  # rows fetched at once
 STATEMENT_MS: Final = 60_000
@@ -23,13 +23,15 @@ _COLUMNS: Final = [
     for name in (
         "call_id", "started_at", "decided_at", "tenant", "principal", "principal_kind", "issuer", "method", "model",
         "alias", "requested_version", "data_class", "rule", "bundle", "outcome", "reason", "would_refuse",
-        "region", "jurisdiction", "decision", "data_key", "identity_sealed",
+        "region", "jurisdiction", "decision", "data_key", "identity_sealed", "findings", "level", "requested_tokens",
+        "prompt_bytes", "prompt_truncated", "output_bytes", "output_truncated", "redacted",
     )
 ]  # fmt: skip
+_CONTENT: Final = [audit_calls.c[name] for name in ("prompt_sealed", "output_sealed", "error_sealed")]
 
 
 def decision_of(
-    engine: sa.Engine, call_id: str, asker: Asker, opener: Opener, jurisdiction: str
+    engine: sa.Engine, call_id: str, asker: Asker, opener: Opener, jurisdiction: str, *, content: bool = False
 ) -> Mapping[str, Any] | None:
     """One call's columns, with ``principal`` and ``peer`` as far as they can be opened; None: there is no such call.
 
@@ -38,7 +40,7 @@ def decision_of(
     with store.transaction(engine) as connection:
         store.check_jurisdiction(connection, jurisdiction)
         row = connection.execute(sa.select(*_COLUMNS).where(audit_calls.c.call_id == call_id)).mappings().first()
-        detail = {"call": call_id, "found": row is not None}
+        detail = {"call": call_id, "found": row is not None, **({"content": True} if content else {})}
         store.record_event(
             connection,
             officer_row(next(asker.event_ids), asker.at, "policy_explain", asker.actor, asker.reason, detail),
@@ -47,12 +49,22 @@ def decision_of(
 
 
 def decisions_since(
-    engine: sa.Engine, since: datetime, until: datetime, asker: Asker, opener: Opener, jurisdiction: str
+    engine: sa.Engine,
+    since: datetime,
+    until: datetime,
+    asker: Asker,
+    opener: Opener,
+    jurisdiction: str,
+    *,
+    content: bool = False,
 ) -> Iterator[Mapping[str, Any]]:
-    """Every call from ``since`` (included) until ``until`` (not), oldest first, a page a transaction."""
+    """Every call from ``since`` (included) until ``until`` (not), oldest first, a page a transaction.
+
+    ``content``: that contents will be opened too (``content_of``), which the event says.
+    """
     with store.transaction(engine) as connection:
         store.check_jurisdiction(connection, jurisdiction)
-        detail = {"since": since.isoformat(), "until": until.isoformat()}
+        detail = {"since": since.isoformat(), "until": until.isoformat(), **({"content": True} if content else {})}
         store.record_event(
             connection, officer_row(next(asker.event_ids), asker.at, "policy_replay", asker.actor, asker.reason, detail)
         )
@@ -71,6 +83,17 @@ def decisions_since(
         if len(found) < PAGE:
             return
         place = (found[-1]["started_at"], found[-1]["call_id"])
+
+
+def content_of(engine: sa.Engine, row: Mapping[str, Any], opener: Opener) -> Unsealed:
+    """Prompt and output of a row of the page that is being read, as far as they were kept and can be opened."""
+    with store.transaction(engine, statement_ms=STATEMENT_MS) as connection:
+        found = connection.execute(
+            sa.select(*_CONTENT).where(
+                audit_calls.c.started_at == row["started_at"], audit_calls.c.call_id == row["call_id"]
+            )
+        ).mappings().first()  # fmt: skip
+    return Unsealed(why="its record is gone") if found is None else opener.open({**row, **found}, content=True)
 
 
 def _opened(connection: sa.Connection, rows: list[dict[str, Any]], opener: Opener) -> list[dict[str, Any]]:

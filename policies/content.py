@@ -12,7 +12,7 @@ from policies.decision import Step
 from sidecar.core.decision import forbidden
 from sidecar.core.model import AuditLevel, AuditRule, Contract, Denial, Finding, InferenceFacts, Verdict
 
-__all__ = ["NOTHING_SAID", "Content", "Judged", "facts_of", "judge"]
+__all__ = ["Content", "Judged", "facts_of", "judge", "unread"]
 
 _BYTES_PER_TOKEN: Final = 4  # sidecar.triton.contracts; a test holds the two together
 _HASH_KEY: Final = b"\x00" * 32  # of what is only counted here
@@ -47,9 +47,6 @@ class Judged:
     steps: tuple[Step, ...] = ()
 
 
-NOTHING_SAID: Final = Content()
-
-
 def facts_of(content: Content, verdict: Verdict) -> InferenceFacts:
     """As a sidecar would read them from the request."""
     profile = verdict.profile
@@ -68,10 +65,18 @@ def facts_of(content: Content, verdict: Verdict) -> InferenceFacts:
     )
 
 
+def unread(verdict: Verdict) -> Judged | None:
+    """What is said of a model of whose tensors none is text; None: its prompts and outputs are read.
+
+    A model that the bundle doesn't state is read by the contract that its tensors speak, which isn't known here.
+    """
+    if verdict.profile.contract is not Contract.GENERIC or not verdict.profile.stated:
+        return None
+    return Judged(steps=(Step("content", "skip", detail="of a generic model's tensors none is known to be text"),))
+
+
 def judge(verdict: Verdict, facts: InferenceFacts, output: bytes | None) -> Judged:
     """By the guards and the redaction that come with an allow; ``output`` None: it isn't known."""
-    if verdict.profile.contract is Contract.GENERIC:
-        return Judged(steps=(Step("content", "skip", detail="of a generic model's tensors none is known to be text"),))
     guards, steps = verdict.guards, list[Step]()
     found: tuple[Finding, ...] = ()
     if facts.prompts:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 from msgspec import structs
 
 from policies.bundle import Bundle
-from policies.content import Content, Judged, facts_of, judge
+from policies.content import Content, Judged, facts_of, judge, unread
 from policies.decision import Step
 from policies.policy import LoadedPolicy
 from policies.residency import Place
@@ -27,7 +27,7 @@ from sidecar.core.model import (
 )
 from sidecar.core.reasons import Reason
 
-__all__ = ["Asked", "Explanation", "Kind", "explain", "question", "with_content"]
+__all__ = ["Asked", "Explanation", "Kind", "explain", "question", "with_content", "with_judged"]
 
 Kind = Literal["jwt", "api_key", "certificate", "listener"]
 _SERVICE: Final = "/inference.GRPCInferenceService/"
@@ -140,7 +140,13 @@ def with_content(found: Explanation, content: Content) -> Explanation:
     if isinstance(verdict, Denial):
         return found
     output = None if content.output is None else content.output.encode("utf-8", "surrogateescape")
-    judged = judge(verdict, facts_of(content, verdict), output)
+    return with_judged(found, unread(verdict) or judge(verdict, facts_of(content, verdict), output))
+
+
+def with_judged(found: Explanation, judged: Judged) -> Explanation:
+    """As ``with_content``, of content that was judged before."""
+    verdict = found.verdict
+    assert isinstance(verdict, Verdict)
     told: Verdict | Denial = judged.denial or structs.replace(
         verdict, would_refuse=verdict.would_refuse or judged.shadow
     )

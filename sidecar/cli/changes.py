@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +14,17 @@ import typer
 
 from policies.compare import Change, Comparison, compare
 from policies.differences import Difference
+from policies.replay import Told
 from sidecar.cli.bundles import BundleArgument, good, moment, since_when
-from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit
-from sidecar.cli.listing import MOST_TOLD, Lines, Object
-from sidecar.cli.past import replay
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, fail
+from sidecar.cli.listing import Lines, Object
+from sidecar.cli.past import Reading, Replaying
 
-__all__ = ["diff_command", "replay_command"]
+__all__ = ["ContentOption", "ReasonOption", "diff_command", "reading", "replay_command"]
 
+PROGRESS_S: Final = 5.0
+PROGRESS_CALLS: Final = 100  # between two looks at the clock
+STOPPED: Final = 130  # by SIGINT, as shells say it
 MOST_NAMES: Final = 8  # of those whom the same change is about, in one line
 
 
@@ -153,37 +159,98 @@ def _changed(change: Change) -> dict[str, Any]:
 # --- calls of the past ----------------------------------------------------------------------------------------------
 
 
+ContentOption = Annotated[
+    bool,
+    typer.Option("--content", help="Open prompts and outputs for the guards to judge; none is shown. Needs --reason."),
+]
+ReasonOption = Annotated[str, typer.Option(help="Why contents are opened; kept with your name.")]
+
+
+def reading(jurisdiction: str | None, *, content: bool, reason: str) -> Reading:
+    if content and not reason.strip():
+        fail(Exit.USAGE, "--content needs --reason TEXT: it is kept with your name")
+    return Reading(jurisdiction, content, reason)
+
+
 def replay_command(
     bundle: BundleArgument,
     *,
     since: Annotated[str, typer.Option(help="An age (24h, 7d), a day, or a time with its zone.")] = "24h",
+    content: ContentOption = False,
+    reason: ReasonOption = "",
     config: ConfigOption = DEFAULT_CONFIG,
     jurisdiction: JurisdictionOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Decide the recorded calls again under BUNDLE, and tell those whose answer would be another; exits 1 if any."""
-    replayed, changed = replay(good(bundle), since_when(since), config, jurisdiction)
-    told = [
-        {
-            "call_id": each.past.call_id,
-            "tenant": each.past.principal.tenant,
-            "model": each.past.model,
-            "region": each.past.region,
-            "old": each.past.verdict,
-            "new": each.verdict,
-            "rule": each.rule,
-        }
-        for each in changed
-    ]
-    if json:
-        emit({"changed": told, "counts": replayed.counts})
-    else:
-        for call in told[:MOST_TOLD]:
-            typer.echo(
-                f"{call['call_id']} {call['tenant']} {call['model']}: {call['old']} → {call['new']}  by {call['rule']}"
-            )
-        if len(told) > MOST_TOLD:
-            typer.echo(f"… and {len(told) - MOST_TOLD} more; --json has all")
-        typer.echo(", ".join(f"{count} {what}" for what, count in replayed.counts.items()))
-    if told:
+    """Decide the recorded calls again under BUNDLE, and tell those whose answer would be another; exits 1 if any.
+
+    Without --content, or where content was not kept whole, calls that guards look at are counted apart.
+    """
+    replaying = Replaying(
+        good(bundle), since_when(since), config, reading(jurisdiction, content=content, reason=reason)
+    )
+    told = map(_call, replaying.changed(_Progress(replaying)))
+    stopped = False
+    lines, whole = Lines(), Object()
+    try:
+        if json:
+            whole.items("changed", told)
+        else:
+            for call in told:
+                found = f" ({', '.join(call['findings'])})" if call["findings"] else ""
+                who = f"{call['call_id']} {call['tenant']} {call['model']}"
+                lines.add(f"{who}: {call['old']} → {call['new']}  by {call['rule']}{found}")
+    except KeyboardInterrupt:
+        stopped = True
+    if json and not stopped:
+        whole.value("counts", replaying.replay.counts)
+        whole.value("undecided", replaying.replay.undecided)
+        whole.value("since", replaying.since.isoformat())
+        whole.value("until", replaying.until.isoformat())
+        whole.end()
+    elif not json:
+        lines.end()
+        _tell_end(replaying)
+    if stopped:
+        sys.stderr.write(f"warden: stopped at {replaying.at.isoformat(timespec='seconds')}: not whole\n")
+        raise typer.Exit(STOPPED)
+    if replaying.replay.counts["changed"]:
         raise typer.Exit(int(Exit.NO))
+
+
+def _tell_end(replaying: Replaying) -> None:
+    for why, count in sorted(replaying.replay.undecided.items()):
+        typer.echo(f"content of {count} calls not judged: {why}")
+    counts = ", ".join(f"{count} {what}" for what, count in replaying.replay.counts.items())
+    period = f"{replaying.since.isoformat(timespec='seconds')} to {replaying.at.isoformat(timespec='seconds')}"
+    typer.echo(f"{counts}\n{'all' if replaying.whole else 'the first'} {replaying.calls} calls of {period}")
+
+
+class _Progress:
+    """Says on stderr how far it is, now and then."""
+
+    def __init__(self, replaying: Replaying) -> None:
+        self._replaying = replaying
+        self._next = time.monotonic() + PROGRESS_S
+
+    def __call__(self) -> None:
+        if self._replaying.calls % PROGRESS_CALLS or time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + PROGRESS_S
+        done, of = (at - self._replaying.since for at in (self._replaying.at, self._replaying.until))
+        part = f"{100 * done / of:.0f} % of the time" if of else ""
+        changed = self._replaying.replay.counts["changed"]
+        sys.stderr.write(f"{self._replaying.calls} calls, {changed} changed, {part}\n")
+
+
+def _call(each: Told) -> dict[str, Any]:
+    return {
+        "call_id": each.past.call_id,
+        "tenant": each.past.principal.tenant,
+        "model": each.past.model,
+        "region": each.past.region,
+        "old": each.old,
+        "new": each.new,
+        "rule": each.rule,
+        "findings": list(each.found),
+    }

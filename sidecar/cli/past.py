@@ -5,42 +5,56 @@ from __future__ import annotations
 import itertools
 import os
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from audit.decisions import bundle_content, decision_of, decisions_since
+import sqlalchemy as sa
+
+from audit.decisions import bundle_content, content_of, decision_of, decisions_since
+from audit.opening import Opener
 from audit.search import Asker
 from policies.bundle import Bundle, compile_bundle
 from policies.explain import Explanation
 from policies.files import unpack
-from policies.replay import Past, Replay, Told, again, verdict_of
+from policies.replay import GUARDS, Past, Replay, Told, Unknown, again, verdict_of
 from sidecar.cli.common import Exit, fail
 from sidecar.cli.database import database, opener_of
 from sidecar.cli.desk import load_settings, operator
-from sidecar.core.model import Principal
+from sidecar.core.model import Finding, InferenceFacts, Principal
+from sidecar.core.reasons import Reason
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
 from sidecar.triton.methods import METHODS
 
-__all__ = ["explain_past", "replay"]
+__all__ = ["Reading", "Replaying", "explain_past"]
 
 
-def explain_past(
-    call_id: str, under: Bundle | None, config: Path, jurisdiction: str | None
-) -> tuple[Past, Explanation]:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Which jurisdiction's database is read, whether contents may be opened, and why: kept with who asked."""
+
+    jurisdiction: str | None = None
+    content: bool = False
+    reason: str = ""
+
+
+def explain_past(call_id: str, under: Bundle | None, config: Path, reading: Reading) -> tuple[Past, Explanation]:
     """A recorded call and its decision made anew: under ``under``, or the very bundle that decided it then."""
-    with database(config, jurisdiction, application="warden-policy") as opened:
-        row = decision_of(opened.engine, call_id, _asker(), opener_of(opened.settings), opened.jurisdiction)
+    with database(config, reading.jurisdiction, application="warden-policy") as opened:
+        opener, asker = opener_of(opened.settings), _asker(reading)
+        row = decision_of(opened.engine, call_id, asker, opener, opened.jurisdiction, content=reading.content)
         if row is None:
             fail(Exit.NO, f"no record of call {call_id}")
         past = _past(row, opened.jurisdiction)
         if past is None:
             fail(Exit.NO, f"call {call_id}: its method is not in the table any more")
         content = None if under else bundle_content(opened.engine, past.bundle)
-    bundle = under or _stored(content or _own(config, past.bundle), past.bundle)
-    found = again(bundle, past)
+        bundle = under or _stored(content or _own(config, past.bundle), past.bundle)
+        found = again(bundle, past, partial(_read, opened.engine, opener, row) if reading.content else None)
     if isinstance(found, str):
         fail(Exit.NO, f"call {call_id}: {found}")
     return past, found
@@ -65,20 +79,64 @@ def _stored(content: bytes | None, digest: str) -> Bundle:
     return found
 
 
-def replay(bundle: Bundle, since: datetime, config: Path, jurisdiction: str | None) -> tuple[Replay, list[Told]]:
-    """Every call recorded since, decided again; those whose answer would be another."""
-    replayed = Replay(bundle)
-    changed: list[Told] = []
-    with database(config, jurisdiction, application="warden-policy") as opened:
-        asker, opener = _asker(), opener_of(opened.settings)
-        for row in decisions_since(opened.engine, since, asker.at, asker, opener, opened.jurisdiction):
-            past = _past(row, opened.jurisdiction)
-            told = None if past is None else replayed.decide(past)
-            if past is None:
-                replayed.counts["not decided by a bundle"] += 1
-            elif told is not None:
-                changed.append(told)
-    return replayed, changed
+class Replaying:
+    """The calls recorded since, decided again a page at a time; ``at`` is how far it has come."""
+
+    def __init__(self, bundle: Bundle, since: datetime, config: Path, reading: Reading) -> None:
+        self._config, self._reading = config, reading
+        self._row: Mapping[str, Any] = {}
+        self._opened: tuple[sa.Engine, Opener] | None = None
+        self.asker = _asker(reading)
+        self.since, self.until, self.at = since, self.asker.at, since
+        self.calls, self.whole = 0, False
+        self.replay = Replay(bundle, self._content if reading.content else None)
+
+    def changed(self, progress: Callable[[], None]) -> Iterator[Told]:
+        """Those whose answer would be another, as they are found; ``progress`` is called after each call."""
+        with database(self._config, self._reading.jurisdiction, application="warden-policy") as opened:
+            opener = opener_of(opened.settings)
+            self._opened = opened.engine, opener
+            rows = decisions_since(
+                opened.engine, self.since, self.until, self.asker, opener, opened.jurisdiction,
+                content=self._reading.content,
+            )  # fmt: skip
+            for row in rows:
+                self._row, self.at = row, row["started_at"]
+                self.calls += 1
+                past = _past(row, opened.jurisdiction)
+                told = None if past is None else self.replay.decide(past)
+                if past is None:
+                    self.replay.counts["not decided by a bundle"] += 1
+                elif told is not None:
+                    yield told
+                progress()
+        self.at, self.whole = self.until, True
+
+    def _content(self, past: Past) -> tuple[InferenceFacts, bytes | None] | Unknown:
+        assert self._opened is not None
+        return _read(*self._opened, self._row, past)
+
+
+def _read(
+    engine: sa.Engine, opener: Opener, row: Mapping[str, Any], past: Past
+) -> tuple[InferenceFacts, bytes | None] | Unknown:
+    """A call's content as it was kept; what was taken out of it, or cut off, can't be judged again."""
+    if row["redacted"]:
+        return Unknown("identifiers were taken out of it")
+    if row["prompt_truncated"] or row["output_truncated"]:
+        return Unknown("it was not kept whole")
+    found = content_of(engine, row, opener)
+    if found.why:
+        return Unknown(found.why.partition(":")[0])
+    if found.prompt is None and row["prompt_bytes"]:
+        return Unknown("its prompt was not kept")
+    prompts = tuple(found.prompt or ())
+    kept = found.output is not None or not row["output_bytes"]
+    parameters = {} if found.identity is None else found.identity.parameters
+    facts = InferenceFacts(
+        model=row["model"], prompts=prompts, requested_tokens=row["requested_tokens"], parameters=parameters
+    )
+    return facts, b"".join(found.output or ()) if kept and past.answered else None
 
 
 def _past(row: Mapping[str, Any], storage: str) -> Past | None:
@@ -111,10 +169,22 @@ def _past(row: Mapping[str, Any], storage: str) -> Past | None:
         verdict=None if kind == "observed" else verdict_of(row["outcome"], row["reason"], row["rule"]),
         rule=row["rule"],
         would_refuse=row["would_refuse"],
+        would_rule=decision.get("would_rule", ""),
+        guarded=_guarded(row),
+        findings=tuple(Finding(*found) for found in row["findings"]),
+        answered=row["outcome"] != "refused",
     )
 
 
-def _asker() -> Asker:
+def _guarded(row: Mapping[str, Any]) -> str:
+    if row["reason"] != Reason.POLICY_FORBIDS:
+        return "allow"
+    if row["outcome"] == "refused":
+        return Reason.POLICY_FORBIDS if row["rule"].startswith(GUARDS) else "allow"
+    return "cut"  # nothing else that a policy says ends a call under way
+
+
+def _asker(reading: Reading) -> Asker:
     at = now()
     ids: Iterator[str] = (uuid7(at.wall_ns, os.urandom(10)) for _ in itertools.count())
-    return Asker(f"cli:{operator()}", datetime.fromtimestamp(at.wall, UTC), ids)
+    return Asker(f"cli:{operator()}", datetime.fromtimestamp(at.wall, UTC), ids, reading.reason, reading.content)

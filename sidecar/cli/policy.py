@@ -14,11 +14,12 @@ from policies.cases import CaseResult, run_cases
 from policies.content import Content
 from policies.coverage import rules, untouched
 from policies.explain import Asked, Explanation, explain
+from policies.replay import is_same
 from policies.schemas import CEDAR_SCHEMAS, cedar_schemas, schemas
 from sidecar.cli.bundles import BundleArgument, good, moment, read
-from sidecar.cli.changes import diff_command, replay_command
+from sidecar.cli.changes import ContentOption, ReasonOption, diff_command, reading, replay_command
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
-from sidecar.cli.past import explain_past
+from sidecar.cli.past import Reading, explain_past
 from sidecar.core.model import Action
 
 app: Final = typer.Typer(no_args_is_help=True, help="Check, test, explain and compare policy bundles.")
@@ -110,13 +111,16 @@ def decide_command(
     output_file: Annotated[Path | None, typer.Option(help="An output, put to them as well.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="That the call asks for (default: the model's).")] = None,
     call: Annotated[str | None, typer.Option(help="A recorded call's id, in place of all the above.")] = None,
+    content: ContentOption = False,
+    reason: ReasonOption = "",
     config: ConfigOption = DEFAULT_CONFIG,
     jurisdiction: JurisdictionOption = None,
     json: JsonOption = False,
 ) -> None:
     """What a sidecar would decide, or did, and every step on the way. Exits 0 for allow, 1 for deny."""
     if call is not None:
-        _explain_past(call, None if bundle is None else good(bundle), config, jurisdiction, json=json)
+        how = reading(jurisdiction, content=content, reason=reason)
+        _explain_past(call, None if bundle is None else good(bundle), config, how, json=json)
         return
     if bundle is None or not tenant or not region:
         fail(Exit.USAGE, "needs BUNDLE, --tenant and --region (and --model); or --call")
@@ -171,18 +175,24 @@ def _text(file: Path) -> str:
     return found.decode("utf-8", "surrogateescape")
 
 
-def _explain_past(call: str, under: Bundle | None, config: Path, jurisdiction: str | None, *, json: bool) -> None:
-    past, found = explain_past(call, under, config, jurisdiction)
-    got = str(found.reason or "allow")
-    same = past.verdict is None or past.verdict == got or (got != "allow" and past.would_refuse == got)
-    recorded = {"verdict": past.verdict, "rule": past.rule, "bundle": past.bundle, "would_refuse": past.would_refuse}
+def _explain_past(call: str, under: Bundle | None, config: Path, asked: Reading, *, json: bool) -> None:
+    past, found = explain_past(call, under, config, asked)
+    same = is_same(past, found)
+    recorded = {
+        "verdict": past.verdict if past.guarded == "allow" else past.guarded,
+        "rule": past.rule,
+        "bundle": past.bundle,
+        "would_refuse": past.would_refuse,
+    }
     if json:
         emit({**found.json(), "call": call, "recorded": recorded, "same": same})
     else:
         typer.echo(f"call {call}, {past.principal.tenant}/{past.principal.name}, {past.model or past.method.name}")
         _tell(found)
-        before = "the bundle was not asked" if past.verdict is None else past.verdict
+        before = "the bundle was not asked" if past.verdict is None else recorded["verdict"]
         typer.echo(f"recorded: {before}  by {past.rule}{'' if same else '  (differs)'}\nrecorded under {past.bundle}")
+        if past.guarded != "allow" and found.judged is None:
+            typer.echo("its content was what decided; --content --reason TEXT puts it to the guards again")
     if not found.allowed:
         raise typer.Exit(int(Exit.NO))
 
