@@ -114,8 +114,9 @@ def day(
     )
     try:
         calls = _record(sidecar)
-        _replace(bundle)
-        digests = _digest(old), _digest(bundle)
+        new = sidecar.stack.bundle  # its own copy, which it watches
+        _replace(new)
+        digests = _digest(old), _digest(new)
         with sidecar.bare() as bare:
             ask = {"x-data-class": "phi"}
 
@@ -125,7 +126,7 @@ def day(
 
             calls["phi again"] = str(eventually(refused, what="the new bundle in force", within_s=60))
         sidecar.record(calls["phi again"])
-        yield Day(sidecar, old, bundle, calls, digests)
+        yield Day(sidecar, old, new, calls, digests)
     finally:
         sidecar.close()
 
