@@ -53,5 +53,5 @@ def replayed(directory: Path, server: Server, rows: int) -> tuple[int, int, floa
 def test_a_long_day_takes_no_more_memory_than_a_short_one(postgres: Server, tmp_path: Path) -> None:
     few = replayed(tmp_path / "few", postgres, 20_000)
     many = replayed(tmp_path / "many", postgres, 200_000)
-    print(f"told, MB, s: {few} and {many}")  # noqa: T201 — a measurement
+    print(f"told, MB, s: {few} and {many}")
     assert many[1] < few[1] + MORE_MB
