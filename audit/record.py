@@ -5,7 +5,9 @@ Entries are MessagePack arrays: fields may be appended, never reordered or remov
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
 
@@ -170,15 +172,17 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Entry)
 
 
+# By type: asked of every entry that is shipped, and a match over these types takes five times as long.
+_STORE: Final[Mapping[type, Callable[[Any], str]]] = {
+    Admitted: attrgetter("call.store"),
+    Refused: attrgetter("call.store"),
+    **dict.fromkeys((Output, Settled, Event), attrgetter("store")),
+}
+
+
 def store_of(entry: Entry) -> str:
     """The jurisdiction whose database keeps it; "": that of the segment it stands in."""
-    match entry:
-        case Admitted(call=facts) | Refused(call=facts):
-            return facts.store
-        case Output() | Settled() | Event():
-            return entry.store
-        case _:
-            assert_never(entry)
+    return _STORE[type(entry)](entry)
 
 
 def encode(entry: Entry) -> bytes:

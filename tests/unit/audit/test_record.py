@@ -9,7 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Settled, Tensor, decode, encode
+from audit.record import (
+    Admitted,
+    CallFacts,
+    Content,
+    Entry,
+    Event,
+    Output,
+    Refused,
+    Settled,
+    Tensor,
+    decode,
+    encode,
+    store_of,
+)
 
 FACTS = CallFacts(
     call_id="c-1",
@@ -35,14 +48,15 @@ LAYOUT: dict[type[msgspec.Struct], str] = {
     CallFacts: """call_id started_ns decided_ns method tenant principal principal_kind issuer key_id subject
         conversation model version request_id data_class rule bundle level retention_days peer trace_id span_id
         parent_id sampled parameters tensors request_bytes prompt_tokens requested_tokens prompt would_refuse
-        may_trace""",
+        may_trace alias routed_version route route_why redact roles narrowed classes would_rule findings searchable
+        reserved store""",
     Admitted: "call",
     Refused: "call reason status detail internal",
-    Output: "call_id at_ns offset texts",
+    Output: "call_id at_ns offset texts store",
     Settled: """call_id at_ns outcome status reason internal offset texts output_bytes output_sha256 input_tokens
         output_tokens input_exact output_exact responses response_bytes first_response_ns duration_ns model_version
-        model_digest quoted""",
-    Event: "id at_ns kind actor detail",
+        model_digest quoted findings holds_until_ns kv_byte_ms store""",
+    Event: "id at_ns kind actor detail store",
 }
 TAGS = {Admitted: "admitted", Refused: "refused", Output: "output", Settled: "settled", Event: "event"}
 
@@ -87,3 +101,13 @@ def test_any_bytes_are_an_entry_or_one_of_two_errors(data: bytes) -> None:
     """Invariant: decode never raises anything else."""
     with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
         decode(data)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: type(entry).__name__)
+def test_every_entry_says_whose_database_keeps_it(entry: Entry) -> None:
+    assert store_of(entry) == ""
+    if isinstance(entry, Admitted | Refused):
+        named: Entry = msgspec.structs.replace(entry, call=msgspec.structs.replace(entry.call, store="US"))
+    else:
+        named = msgspec.structs.replace(entry, store="US")
+    assert store_of(decode(encode(named))) == "US"
