@@ -51,11 +51,7 @@ class LeafShape:
         def places(wanted: Callable[[str], bool]) -> tuple[int, ...]:
             return tuple(place for place, name in enumerate(names) if wanted(name))
 
-        self._head = b"warden/%b/v1\x00" % kind.encode()
-        # Names as they are encoded, each behind its pair's own beginning: one flat list is encoded, and no pair made.
-        self._pairs: list[Any] = [None] * (2 * len(names))
-        self._pairs[::2] = [msgspec.Raw(_array(2) + _ENCODER.encode(name)) for name in names]
-        self._chosen: list[Any] = [None] * (2 * len(names))
+        self._head, self._names = b"warden/%b/v1\x00" % kind.encode(), tuple(names)
         self._json = places(lambda name: name in JSON[kind])
         self._sealed = places(lambda name: name.endswith("_sealed"))
         self._times = places(lambda name: name == "at" or name.endswith("_at"))
@@ -67,29 +63,18 @@ class LeafShape:
         for place in self._json:
             text = told[place]
             if not isinstance(text, str):
-                text = told[place] = canonical_json(text)
-            if text in _EMPTY:
-                told[place] = ""
+                text = canonical_json(text)
+            told[place] = "" if text in _EMPTY else text
         for place in self._sealed:
-            if (sealed := told[place]) is not None:
-                told[place] = _sha256(sealed).digest()
+            if told[place] is not None:
+                told[place] = _sha256(told[place]).digest()
         for place in self._times:
-            if (at := told[place]) is not None:
-                since = at - _EPOCH
-                told[place] = (since.days * 86400 + since.seconds) * 1_000_000 + since.microseconds
+            if told[place] is not None:
+                told[place] = (told[place] - _EPOCH) // _MICROSECOND
         wanted = told.copy()
         for place in self._kept:
             wanted[place] = told[place] is not None
-        pairs, chosen = self._pairs.copy(), self._chosen.copy()
-        pairs[1::2] = told
-        chosen[::2] = chosen[1::2] = wanted
-        told = [*compress(pairs, chosen)]
-        return b"".join((self._head, _array(len(told) // 2), _ENCODER.encode(told)[len(_array(len(told))) :]))
-
-
-def _array(length: int) -> bytes:
-    """What an array of that length begins with in MessagePack."""
-    return bytes((0x90 | length,)) if length < 16 else b"\xdc%b" % length.to_bytes(2, "big")
+        return self._head + _ENCODER.encode(list(compress(zip(self._names, told, strict=True), wanted)))
 
 
 def _plain(name: str, value: Any) -> Any:

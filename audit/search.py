@@ -260,6 +260,9 @@ def rows(connection: sa.Connection, asked: Filter, opener: Opener | None) -> lis
 def _within(asked: Filter, begins: datetime, ends: datetime) -> tuple[datetime, datetime]:
     since = begins if asked.since is None else max(asked.since, begins)
     until = ends if asked.until is None else min(asked.until, ends)
+    if asked.among is not None:
+        times = [each.started_at for each in asked.among]
+        since, until = max(since, min(times)), min(until, max(times) + timedelta(microseconds=1))
     return since, until if asked.before is None else min(until, asked.before.started_at + timedelta(microseconds=1))
 
 
