@@ -6,12 +6,14 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final
 
 from audit.appending import Appending
+from audit.copying import Copier, CopyTo
 from audit.files import OS_FILES, Files
 from audit.follow import Follower, read_identity, read_shipped, write_identity, write_shipped
 from audit.journal_bounds import SYNC_DEADLINE_S, Bounds, State
@@ -47,6 +49,7 @@ __all__ = [
     "write_shipped",
 ]
 
+_NO_COPY: Final = JournalFault(FaultKind.COPY, "audit.journal.copy names nowhere to copy to")
 _MENDED_MOST: Final = 100  # faults put right that nobody has been told of; the oldest go first
 
 
@@ -66,6 +69,7 @@ class Journal(Appending):
         random: Random,
         wall_ns: Callable[[], int],
         files: Files,
+        copier: Copier | None = None,
     ) -> None:
         super().__init__(
             directory, root, origin, bounds, identity=identity, recovery=recovery, random=random, wall_ns=wall_ns,
@@ -78,6 +82,7 @@ class Journal(Appending):
         self._mended: list[Mended] = []
         self.released_early = 0  # segments that went before ``keep_s``, for space
         self._ticker = Ticker(self)
+        self.copier = copier
 
     @classmethod
     def open(
@@ -91,8 +96,12 @@ class Journal(Appending):
         wall_ns: Callable[[], int],
         monotonic: Callable[[], float] | None,
         files: Files = OS_FILES,
+        copy: CopyTo | None = None,
     ) -> Journal | JournalFault:
-        """Lock, recover, and go on in a new segment. ``monotonic`` None: no thread; the caller calls ``tick``."""
+        """Lock, recover, and go on in a new segment. ``monotonic`` None: no thread; the caller calls ``tick``.
+
+        ``copy``: where what is durable here is copied to, by a thread of its own.
+        """
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = lock_directory(directory)
@@ -109,6 +118,10 @@ class Journal(Appending):
             if not identity:
                 identity = random(16).hex()
                 write_identity(directory, identity)
+            copier = None
+            if copy is not None:
+                clock = monotonic or time.monotonic
+                copier = Copier(copy, directory, identity, origin, bounds.keep_s, monotonic=clock, wall_ns=wall_ns)
             journal = cls(
                 directory,
                 root,
@@ -120,6 +133,7 @@ class Journal(Appending):
                 random=random,
                 wall_ns=wall_ns,
                 files=files,
+                copier=copier,
             )
             journal._begin()
         except OSError as fault:
@@ -127,6 +141,8 @@ class Journal(Appending):
             return JournalFault(FaultKind.IO, f"{directory}: {fault.strerror}")
         if monotonic is not None:
             journal._ticker.start(monotonic)
+            if copier is not None:
+                copier.start()
         return journal
 
     def _begin(self) -> None:
@@ -144,15 +160,28 @@ class Journal(Appending):
             self._ticker.wake()
         return future
 
+    def copied(self) -> Future[JournalFault | None]:
+        """Done once everything so far is durable here and copied outside the node: None, or why it isn't."""
+        if self.copier is None or self.copier.fault is not None:
+            told: Future[JournalFault | None] = Future()
+            told.set_result(_NO_COPY if self.copier is None else self.copier.fault)
+            return told
+        with self._lock:
+            through = self._next - 1
+        return self.copier.after(self.synced(through), through)
+
     def sync(self) -> JournalFault | None:
         """Make everything written so far durable, and tell who waits."""
         with self._lock:
             through, segment, fault = self._next - 1, self._segment, self._fault
+            nbytes = segment.nbytes if segment is not None and segment.index else 0
         if fault is None:
             fault = self._commit.run(through, segment)
             if fault is not None:
                 with self._lock:
                     fault = self._fail(fault)
+            elif self.copier is not None and segment is not None and nbytes:
+                self.copier.reached(through, segment.first, nbytes)
         self._commit.tell(fault)
         return fault
 
@@ -160,6 +189,8 @@ class Journal(Appending):
 
     def measure(self) -> None:
         """How many bytes may still be written before new calls are refused."""
+        if self.copier is not None:
+            self.copier.watch()
         try:
             free = self._files.free(self.directory)
         except OSError as cause:
@@ -352,13 +383,18 @@ class Journal(Appending):
         self.sync()
 
     def close(self) -> JournalFault | None:
-        """Make all durable, stop the threads, let the lock go; once. A fault is what could not be made durable."""
+        """Make all durable, here and where it is copied to, stop the threads, let the lock go; once.
+
+        A fault says what could not be made durable.
+        """
         if self._ticker.stopped:
             return None
         hangs = self._ticker.stop()
         if hangs:  # in the kernel: the lock goes when the process does
             return JournalFault(FaultKind.IO, f"{self.directory}: {hangs} has not ended; fsync hangs")
         fault = self.sync()
+        if self.copier is not None:
+            fault = self.copier.finish() or fault
         with self._lock:
             segment, self._segment = self._segment, None
             self._fail(JournalFault(FaultKind.CLOSED, f"{self.directory}: the journal is closed"))

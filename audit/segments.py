@@ -69,6 +69,7 @@ class FaultKind(StrEnum):
     DAMAGED = "damaged"  # frames lost inside a segment
     GAP = "gap"  # sequences that no segment holds
     TOO_LARGE = "too_large"
+    COPY = "copy"  # what is here is nowhere else
     CLOSED = "closed"
     BUG = "bug"  # of ours, in a thread that the journal needs
 
