@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from audit.leaf import canonical_json
 from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Settled
 
-__all__ = ["CallRecord", "EventRecord", "Joiner", "Place", "Record", "event_record"]
+__all__ = ["CallRecord", "CutOff", "EventRecord", "Joiner", "Place", "Record", "event_record"]
 
 OPEN_BYTES: Final = 256 * 2**20  # of content kept for calls that have not ended; beyond it, output is cut and marked
 INDEXED_CHARS: Final = 256  # 1,024 bytes at most: a btree entry takes 2,704
@@ -87,6 +88,16 @@ class _Open(msgspec.Struct):
     end: int = 0  # offset after the last output seen
 
 
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """A call without an end; ``output_*`` are of what was journaled of its output."""
+
+    first: int  # sequence of the admission
+    facts: CallFacts
+    output_bytes: int
+    output_sha256: bytes
+
+
 class Joiner:
     """Keeps the calls that have not ended. Pure: entries in sequence order go in, records come out."""
 
@@ -102,6 +113,13 @@ class Joiner:
     def needed(self, following: int) -> int:
         """The lowest sequence that a restart must read again, where ``following`` comes next in the journal."""
         return next((call.first for call in self._open.values()), following)
+
+    def cut_off(self) -> list[CutOff]:
+        """The calls that have not ended, in order of admission: a journal that nobody writes leaves them so."""
+        return [
+            CutOff(call.first, call.facts, call.end, sha256(b"".join(call.texts)).digest())
+            for call in self._open.values()
+        ]
 
     def add(self, place: Place, sequence: int, entry: Entry) -> Record | None:
         """The record that ``entry`` completes, if it does."""

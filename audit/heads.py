@@ -89,7 +89,8 @@ class Heads:
         if fleet is None or (not stopping and at - self._fleet_at < self._bounds.fleet):
             return
         self._fleet_at = at
-        closing = [book.log] if stopping and not self._parts.source.waiting() else []
+        ends = stopping and not self._parts.source.waiting()
+        closing = [book.log, *self._parts.closes()] if ends else []
         try:
             with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
                 self._look_after(connection, at)

@@ -27,6 +27,7 @@ from sidecar.core.model import (
     Admission,
     AuditLevel,
     AuditRule,
+    Copy,
     Denial,
     Durability,
     Instant,
@@ -196,10 +197,13 @@ class JournalRecorder:
     def durable(self, recorded: Recorded) -> Future[Denial | None] | None:
         """For a strict call: done when all its entries so far outlive power. None where nobody has to wait.
 
-        The transport awaits it after ``Governor.open`` before forwarding, and after ``settle`` before the final frame.
+        Where the journal is copied: when they outlive the node, too (``AuditRule.copy``). The transport awaits it after
+        ``Governor.open`` before forwarding, and after ``settle`` before the final frame.
         """
-        durability = recorded.admission.verdict.audit.durability or self._durability
-        if durability is Durability.BATCH:
+        rule = recorded.admission.verdict.audit
+        strict = (rule.durability or self._durability) is Durability.STRICT
+        copied = strict and self._journal.copier is not None if rule.copy is None else rule.copy is Copy.REQUIRED
+        if not strict and not copied:
             return None
         answer: Future[Denial | None] = Future()
 
@@ -208,8 +212,8 @@ class JournalRecorder:
                 fault = synced.result()
                 answer.set_result(None if fault is None else _unavailable(fault))
 
-        # All so far is a superset of this call's own entries, and one fsync covers both.
-        self._journal.synced().add_done_callback(tell)
+        # All so far is a superset of this call's own entries, and one fsync, or one copy, covers both.
+        (self._journal.copied() if copied else self._journal.synced()).add_done_callback(tell)
         return answer
 
     def event(self, kind: str, actor: str, detail: Mapping[str, ParameterValue]) -> Denial | None:
@@ -244,6 +248,7 @@ class JournalRecorder:
             "truncated_bytes": recovery.truncated_bytes,
             "faults": len(recovery.faults),
             "sequence": recovery.next_sequence,
+            "copied_to": copier.where if (copier := self._journal.copier) is not None else "",
         }
         return self.event("journal_opened", ACTOR, detail)
 

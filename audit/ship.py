@@ -50,6 +50,7 @@ class _Flight:
 
 
 DEFAULT: Final = Bounds()
+_LOOKS: Final = 3
 _ROW_BYTES: Final = 1024  # of a row beside its content, in a batch
 _DATA_KEY: Final = CALL_COLUMNS.index("data_key")
 
@@ -81,6 +82,7 @@ class Shipper:
         self._room = 2**63  # bytes that the next batch may take of the disk
         self._waiting = 0  # entries that waited when that was looked at last
         self._flight: _Flight | None = None
+        self._empty = 0  # looks in a row that found nothing more to read
         self._sender = ThreadPoolExecutor(1, "warden-store")
 
     def run(self) -> None:
@@ -138,8 +140,10 @@ class Shipper:
         while True:
             stopping = self._stop.is_set()
             items = () if stopping else self._patience.until_it_works(self._next, local=True)
+            self._empty = 0 if items else self._empty + 1
             if not items:
                 self._reached = None
+                self._read_out()
             self._take(items)
             self._tell_notes()
             if self._due(stopping=stopping):
@@ -155,6 +159,28 @@ class Shipper:
                 return
             if not items:
                 self._stop.wait(self._bounds.idle)
+
+    def _read_out(self) -> None:
+        """Of a journal that nobody writes any more: store all that there is of it, and stop.
+
+        Calls that it leaves open end in the order of their admission: should this process end between two batches, the
+        next one reads on behind those that are stored. They take no sequence of the journal's: whoever wrote it may
+        come back, with entries that were never seen here.
+        """
+        if self._parts.cut_off is None or self._stop.is_set() or self._empty < _LOOKS:  # looks torn: look again
+            return
+        for call in self._joiner.cut_off():
+            assert self._place is not None
+            record = self._joiner.add(self._place, max(self._read, 0), self._parts.cut_off(call))
+            assert record is not None
+            self.status.aborted += 1
+            self._add(record)
+            if len(self._pending.rows) >= self._bounds.rows:
+                self._flush()
+        self._tell_notes()
+        self._flush()
+        self._land()
+        self._stop.set()
 
     def _tell_notes(self) -> None:
         """Into our own log: what was seen of the database belongs to the evidence."""
@@ -263,7 +289,7 @@ class Shipper:
     def _goes_on(self, item: Item) -> bool:
         """Whether it was not read before; that entries before it are missing is told."""
         known = max(self._read, self._cursor.done)
-        if item.sequence > self._read and self._cursor.done >= 0 and item.sequence > known + 1:
+        if item.sequence > self._read and known >= 0 and item.sequence > known + 1:
             self._gap(item, known + 1)
         return item.sequence > self._read
 

@@ -11,10 +11,11 @@ from typing import Protocol
 import msgspec
 import sqlalchemy as sa
 
-from audit.assemble import CallRecord, Place
+from audit.assemble import CallRecord, CutOff, Place
 from audit.fleet import Fleet
 from audit.logbook import LogBook
 from audit.poison import PoisonKeeper
+from audit.record import Settled
 from audit.upkeep import Upkeep
 from audit.vault import Vault
 from sidecar.core.model import Secret
@@ -111,6 +112,9 @@ class Parts:
     own: str = ""  # the pod's own jurisdiction; "": this one
     others: frozenset[str] = frozenset()  # those whose shippers take the rest
     shipped_in: Path | None = None  # where it is kept what this database has; None: in ``directory``
+    # Of a journal that nobody writes any more: the outcome of a call that it leaves open (None: it is written).
+    cut_off: Callable[[CutOff], Settled] | None = None
+    closes: Callable[[], Sequence[str]] = tuple  # further logs that end when this one does: of those that are gone
 
     @property
     def place(self) -> str:
@@ -129,6 +133,7 @@ class Status:
     last_error: str | None = None
     rows: int = 0
     poisoned: int = 0
+    aborted: int = 0  # calls that a journal nobody writes any more left open
     open_calls: int = 0
     database_up: bool = False
     log: str = ""

@@ -68,6 +68,8 @@ class Report:
     faults: list[Fault] = field(default_factory=list)
     logs: dict[str, dict[str, int]] = field(default_factory=dict)
     resumed: int = 0
+    # Logs at work whose sidecars copy nothing outside their node: what they have not shipped is lost with a disk.
+    uncopied: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -84,6 +86,7 @@ class Report:
             "anchored": self.anchored,
             "witnessed": self.witnessed.isoformat() if self.witnessed else None,
             "unsigned": self.unsigned,
+            "uncopied": self.uncopied,
             "resumed": self.resumed,
             "logs": self.logs,
         }
@@ -150,7 +153,16 @@ class _Verification:
         self._check_missing({row.log: row.born_at for row in rows})
         self._check_strays({row.log for row in rows})
         self._check_officers()
+        self._report.uncopied = self._uncopied()
         return self._report
+
+    def _uncopied(self) -> list[str]:
+        """As each sidecar said when it opened its journal last."""
+        c = audit_events.c
+        query = sa.select(c.log, c.detail).where(c.kind == "journal_opened", c.log.is_not(None))
+        told = {row.log: row.detail for row in self._connection.execute(query.order_by(c.log, c.position))}
+        closed = {log for log, (_, closed) in self._fleet.last.items() if closed}
+        return [log for log, detail in told.items() if log not in closed and not detail.get("copied_to")]
 
     def _pool(self) -> AbstractContextManager[Pool | None]:
         if self._options.jobs <= 1:

@@ -18,7 +18,7 @@ from policies.document import AuditClassDoc, GrantDoc, HoldBackDoc, KeyDoc, Limi
 from policies.guards import Guards, compile_guards
 from policies.residency import Residency, Rules
 from policies.watching import Hold
-from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits, OnPressure, Redaction
+from sidecar.core.model import AuditLevel, AuditRule, Copy, Durability, Limits, OnPressure, Redaction
 
 __all__ = ["ALWAYS", "Grant", "KeyRule", "Period", "Tenant", "compile_tenant", "covering"]
 
@@ -121,9 +121,11 @@ class Tenant(Struct, frozen=True, gc=False):
         durability = next(each for each in _STRICTEST if each in durabilities)
         words = {each.on_pressure or self.audit.on_pressure for each in own}
         on_pressure = OnPressure.REFUSE if OnPressure.REFUSE in words else OnPressure.SHED
+        asked = {self.audit.copy if each.copies is None else Copy(each.copies) for each in own}
         return structs.replace(
-            self.audit, durability=None if durability is None else Durability(durability), on_pressure=on_pressure
-        )
+            self.audit, durability=None if durability is None else Durability(durability), on_pressure=on_pressure,
+            copy=next(each for each in (Copy.REQUIRED, None, Copy.NONE) if each in asked),
+        )  # fmt: skip
 
     def edges(self) -> Iterator[float]:
         """Every moment at which an answer about this tenant may change."""
@@ -177,6 +179,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
             searchable=audit.searchable,
             two_people=audit.two_people,
             on_pressure=OnPressure(audit.on_pressure),
+            copy=None if audit.copies is None else Copy(audit.copies),
         ),
         audit_classes=audit.classes,
         period=_period(doc.begins, doc.ends),

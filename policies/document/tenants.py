@@ -97,6 +97,7 @@ class AuditClassDoc(Doc):
 
     durability: Literal["batch", "strict"] | None = None
     on_pressure: Literal["shed", "refuse"] | None = None
+    copies: Annotated[Literal["none", "required"] | None, Field(alias="copy")] = None
 
 
 class AuditDoc(Doc):
@@ -105,7 +106,8 @@ class AuditDoc(Doc):
     ``retention`` is kept with each record, and ends it (`warden audit retain`). ``searchable``: keyed hashes of the
     words that are kept find a call, until its key is destroyed. ``two_people``: an erasure needs a second person's
     word. ``on_pressure``: once the journal is short of space, whether prompts and outputs may be kept as lengths and
-    digests (shed) or calls are rather refused when it is full.
+    digests (shed) or calls are rather refused when it is full. ``copy``: whether calls wait until their entries are
+    outside the node (required), or don't (none); absent: strict ones do, where the sidecar copies.
     """
 
     level: Literal["full", "prompt", "metadata"]
@@ -115,6 +117,7 @@ class AuditDoc(Doc):
     searchable: Annotated[bool, Field(strict=True)] = False
     two_people: Annotated[bool, Field(strict=True)] = False
     on_pressure: Literal["shed", "refuse"] = "refuse"
+    copies: Annotated[Literal["none", "required"] | None, Field(alias="copy")] = None
     classes: dict[DataClass, AuditClassDoc] = Field({}, max_length=64)
 
 

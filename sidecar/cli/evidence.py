@@ -194,6 +194,9 @@ def _print(report: Report) -> None:
         typer.echo(f"{report.unsigned} records are newer than the last signed head")
     if report.logs and not report.anchored:
         typer.echo("not anchored: nothing outside this database says how long the fleet's log is")
+    if report.uncopied:
+        words = "what they have not shipped yet is lost with a disk (audit.journal.copy)"
+        typer.echo(f"not copied: {len(report.uncopied)} sidecars at work copy nothing outside their node; {words}")
     for fault in report.faults[:_TOLD]:
         typer.echo(_told(fault))
     if len(report.faults) > _TOLD:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audit.follow import read_identity, read_shipped
+from audit.objects import LocalObjects
 from audit.record import Admitted, Entry, Event, Output, Refused, Settled, decode
 from audit.recovery import DAMAGE_MARK
 from audit.seal import KeyFault, load_root_key
@@ -24,11 +25,15 @@ from audit.segments import End, FaultKind, Frame, FrameReader, JournalFault, Los
 from audit.writing import holder
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
 from sidecar.cli.desk import load_settings
+from sidecar.cli.lost import import_lost
 from sidecar.core.model import Secret
+from sidecar.runtime.copy_settings import CopyError, store_of
 from sidecar.runtime.settings import JournalSection
 from sidecar.telemetry.shipfile import ShipFile, ShipReport
 
 app = typer.Typer(no_args_is_help=True, help="The local journal: its state, its frames.")
+
+app.command("import")(import_lost)
 
 _ASK_SECONDS: Final = 2.0  # for the running sidecar's answer, which it has at hand
 _ASK_BYTES: Final = 64 * 1024
@@ -72,6 +77,7 @@ def _status(section: JournalSection, admin: str) -> dict[str, Any]:
         "writer": writer,
         "first_sequence": segments[0]["first"] if segments else None,
         "shipped": read_shipped(directory),
+        "copy": _copy(section),
         "ship": _ship(ShipFile(directory / "ship.json", time.time).read()),
         "bytes": nbytes,
         "max_bytes": section.max_bytes,
@@ -80,6 +86,20 @@ def _status(section: JournalSection, admin: str) -> dict[str, Any]:
         "damaged": [segment["name"] for segment in segments if segment["damaged"]],
         "segments": segments,
     }
+
+
+def _copy(section: JournalSection) -> dict[str, Any]:
+    """Where what is not in the database is, beside this disk."""
+    copies = section.copies
+    if copies is None:
+        return {"where": None, "detail": "what is not shipped yet is lost with this disk (audit.journal.copy)"}
+    try:
+        objects = store_of(copies)
+    except CopyError as fault:
+        return {"where": None, "detail": str(fault)}
+    if isinstance(objects, LocalObjects) and objects.on_volume_of(section.directory):
+        return {"where": objects.where, "detail": "it lies on the journal's own volume, and is lost with it"}
+    return {"where": objects.where, "detail": ""}
 
 
 def _asked(admin: str) -> tuple[str, str]:
@@ -143,6 +163,10 @@ def _show(found: dict[str, Any]) -> None:
     console.print(f"shipped through sequence {found['shipped']}", markup=False)
     for line in _shipping(found["ship"]):
         console.print(line, markup=False)
+    copy = found["copy"]
+    console.print(
+        f"copied to {copy['where'] or 'nowhere'}{'; ' if copy['detail'] else ''}{copy['detail']}", markup=False
+    )
     console.print(
         f"{found['bytes']:,} of {found['max_bytes']:,} bytes; {found['free_bytes']:,} free on its volume, "
         f"{found['min_free']:,} must be"

@@ -18,6 +18,7 @@ __all__ = [
     "AuditLevel",
     "AuditRule",
     "Contract",
+    "Copy",
     "Durability",
     "KvProfile",
     "Limits",
@@ -193,6 +194,13 @@ class OnPressure(StrEnum):
     REFUSE = "refuse"  # they are kept whole, as long as there is space; then calls are refused
 
 
+class Copy(StrEnum):
+    """Whether a call waits until its entries are outside the node, too. Neither: a strict one does, where it can."""
+
+    NONE = "none"  # it never waits
+    REQUIRED = "required"  # it always does, whatever its durability; where nothing is copied it is refused
+
+
 class Redaction(Struct, frozen=True, array_like=True, gc=False):
     """One class of personal identifiers that a record is stored without.
 
@@ -215,3 +223,4 @@ class AuditRule(Struct, frozen=True, gc=False):
     searchable: bool = False
     two_people: bool = False  # an erasure needs a second person's word
     on_pressure: OnPressure = OnPressure.REFUSE
+    copy: Copy | None = None

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from audit.copying import CopyTo
 from audit.files import OsFiles
 from audit.journal import Bounds as JournalBounds
 from audit.journal import Journal
@@ -36,6 +37,7 @@ from sidecar.quotas.local import LocalQuotas
 from sidecar.quotas.pool import Pool
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, location, restricted, tls
+from sidecar.runtime.copy_settings import CopyError, copy_to
 from sidecar.runtime.digests import ModelDigests
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.ids import RandomIds
@@ -99,6 +101,10 @@ def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> Bu
     if isinstance(source, BundleSource) and source.current().place.jurisdiction != database:
         here = f"{pod.region} lies in {source.current().place.jurisdiction}, which no record leaves"
         problems.append(f"audit.database.jurisdiction: {database}, but {here}")
+    copies = settings.audit.journal.copies
+    if copies is not None and copies.jurisdiction != database:
+        words = f"{copies.jurisdiction}, but the records are of {database}, which no copy of them leaves"
+        problems.append(f"audit.journal.copy.jurisdiction: {words}")
     if settings.listen.tls is not None:
         problems += tls.faults(settings.listen.tls)
     problems += _listener_problems(settings, None if isinstance(source, list) else source, environment)
@@ -129,7 +135,7 @@ def named_problems(settings: Settings) -> list[str]:
     """What `build` would refuse of what is named: pepper, issuers' keys, Redis's files, tokenizers. Asks no server."""
     problems: list[str] = []
     looks: list[Callable[[], object]] = [partial(_ring, settings)]
-    looks += [partial(_quotas, settings), partial(_counters, settings)]
+    looks += [partial(_quotas, settings), partial(_counters, settings), partial(_copy_to, settings)]
     looks += [partial(_issuer, section) for section in settings.identity.issuers]
     for look in looks:
         try:
@@ -332,6 +338,13 @@ class TimedFiles(OsFiles):
         self._instruments.observe("warden_journal_fsync_seconds", time.perf_counter() - began)
 
 
+def _copy_to(settings: Settings) -> CopyTo | None:
+    try:
+        return copy_to(settings.audit.journal.copies)
+    except CopyError as fault:
+        raise StartError(str(fault)) from fault
+
+
 def _journal(settings: Settings, origin: Origin, files: OsFiles) -> Journal:
     section = settings.audit.journal
     root = load_root_key(section.key_file, apart_from=section.directory)
@@ -354,6 +367,7 @@ def _journal(settings: Settings, origin: Origin, files: OsFiles) -> Journal:
         wall_ns=time.time_ns,
         monotonic=time.monotonic,
         files=files,
+        copy=_copy_to(settings),
     )
     if isinstance(journal, JournalFault):
         raise StartError(f"audit.journal: {journal.detail}")

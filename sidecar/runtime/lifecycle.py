@@ -327,8 +327,7 @@ class Sidecar:
         if self.settings.listen.tls is not None:
             wrong = tls.faults(self.settings.listen.tls)  # what was rotated in since; it may be served all the same
             checks["tls"] = Check(ok=True, detail=wrong[0] if wrong else "current")
-        if rooms.leases is not None:
-            checks["redis"] = Check(ok=True, detail=rooms.leases.summary)
+        checks |= self._outside_checks()
         status = rooms.keys.status
         if rooms.ring is not None:
             checks["keys"] = Check(ok=True, detail=_known(f"{status.keys} keys", status.fault))
@@ -340,6 +339,14 @@ class Sidecar:
             checks["restored database"] = Check(ok=True, detail=detail)
         for section, source in zip(self.settings.identity.issuers, rooms.jwks, strict=True):
             checks[f"jwks {section.issuer}"] = Check(ok=True, detail=source.condition.fault or "current")
+        return checks
+
+    def _outside_checks(self) -> dict[str, Check]:
+        """Told, never deciding: what calls need of them they are refused by themselves."""
+        leases, copier = self.rooms.leases, self.rooms.journal.copier
+        checks = {} if leases is None else {"redis": Check(ok=True, detail=leases.summary)}
+        if copier is not None:
+            checks["copy"] = Check(ok=True, detail=copier.fault.detail if copier.fault else copier.where)
         return checks
 
     def _journal_words(self) -> str:
@@ -369,6 +376,7 @@ class Sidecar:
         watch("warden_journal_bytes", lambda: float(rooms.journal.nbytes))
         watch("warden_journal_limit_bytes", lambda: float(section.max_bytes))
         watch("warden_journal_free_bytes", lambda: float(_free(section.directory)))
+        watch("warden_journal_copy_lag_seconds", lambda: copier.behind_s if (copier := rooms.journal.copier) else None)
         watch("warden_journal_segments", lambda: float(sum(1 for _ in section.directory.glob("*.seg"))))
         watch("warden_quota_held_bytes", lambda: readings.held(rooms.quotas.tenants(), rooms.quotas.held))
         watch("warden_pool_used_ratio", lambda: readings.used(rooms.quotas.engines.held()))

@@ -15,6 +15,7 @@ from policies.document import Name
 from policies.units import Duration, Size, parse_duration
 from policies.validating import validate
 from policies.yamlfile import Problem
+from sidecar.runtime.copy_settings import CopySection
 
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
@@ -222,6 +223,7 @@ class JournalSection(_Section):
     tenant_share: float = Field(default=0.5, gt=0, le=1)
     # Of one prompt or output kept in its record. An entry holds at most 64 MiB, with the framing of each part.
     content_bytes: Size = Field(default=2**20, le=16 * 2**20)
+    copies: CopySection | None = Field(default=None, alias="copy")  # left out: what is not shipped is here alone
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:

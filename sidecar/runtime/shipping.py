@@ -49,6 +49,7 @@ from sidecar.telemetry.spans import resource_of, span_of, to_be_exported
 __all__ = [
     "AlreadyShippingError",
     "JournalSource",
+    "alone",
     "bind_to_parent",
     "content_root",
     "keep_memory",
@@ -292,7 +293,7 @@ def ship(settings: Settings, root: Secret, stop: threading.Event) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     pump = _pump(settings)
     try:
-        with _alone(directory, stop):
+        with alone(directory, stop):
             refuse_stranded(directory, root, settings.audit.jurisdictions)
             released = Released(directory, settings.audit.jurisdictions)
             shipments = [Shipment(settings, each, root, released, pump, stop) for each in settings.audit.jurisdictions]
@@ -359,7 +360,7 @@ def _spans_to(pump: SpanPump) -> Callable[[CallRecord], None]:
 
 
 @contextmanager
-def _alone(directory: Path, stop: threading.Event) -> Iterator[None]:
+def alone(directory: Path, stop: threading.Event) -> Iterator[None]:
     """One shipper a journal: a second would only be fenced, batch after batch."""
     descriptor = os.open(directory / "ship.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

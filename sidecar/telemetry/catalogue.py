@@ -136,7 +136,7 @@ _DURATION: Final = tuple(round(0.01 * 2**step, 2) for step in range(14))  # 10 m
 _FIRST_TOKEN: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _PER_TOKEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 # Local SSD: 0.1–5 ms; network volumes: tens of ms; what takes a second is ill, however long it takes.
-_FSYNC: Final = (0.001, 0.005, 0.025, 0.1, 1.0)
+_FSYNC: Final = (0.001, 0.01, 0.1, 1.0)
 
 # Calls of the data plane end in one of these; ``aborted`` is written by `warden ship` after a crash.
 _OUTCOMES: Final = tuple(kind.value for kind in OutcomeKind if kind is not OutcomeKind.ABORTED)
@@ -275,6 +275,11 @@ _AUDIT: Final = (
     _gauge("warden_journal_free_bytes", "Free bytes on the journal's volume.", unit="bytes"),
     _gauge("warden_journal_segments", "Segments of the journal on disk."),
     Metric("warden_journal_fsync_seconds", Kind.HISTOGRAM, "Time of one fsync of the journal.", (), "seconds", _FSYNC),
+    _gauge(
+        "warden_journal_copy_lag_seconds",
+        "How long the oldest entry without a copy outside the node waits for it; absent where nothing is copied.",
+        unit="seconds",
+    ),
     _gauge("warden_ship_up", "1 while `warden ship` reports each second; 0 where its report is absent or stale."),
     _gauge(
         "warden_ship_database_up", "1 while `warden ship` reaches that jurisdiction's audit database.", _OF_DATABASE

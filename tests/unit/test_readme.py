@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 from policies.bundle import Bundle, compile_bundle
 from policies.cases import run_cases
 from policies.document import AuditDoc, GuardDoc, ModelsDoc, PlansDoc, ResidencyDoc
+from sidecar.runtime.copy_settings import CopySection
 from sidecar.runtime.settings import (
     AnchorSection,
     AuditSection,
@@ -50,9 +51,10 @@ def test_an_example_is_accepted(block: str) -> None:
         "models": ModelsDoc,
         "quotas": QuotasSection,
     }
-    for name, section in {"keys": MasterKeysSection, "anchor": AnchorSection}.items():
+    copies = dict[Literal["copy"], CopySection]
+    for name, section in {"keys": MasterKeysSection, "anchor": AnchorSection, "journal": copies}.items():
         if name in document.get("audit", {}):  # the sidecar's
-            known["audit"] = dict[Literal["keys", "anchor"], section]
+            known["audit"] = dict[Literal["keys", "anchor", "journal"], section]
     if "databases" in document.get("audit", {}):
         known["audit"] = AuditSection
         document["audit"]["journal"] = {"directory": "journal", "key_file": "keys/journal.key"}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from audit import folding, record
+from audit.copying import Copier, CopyTo
 from audit.entries import DIMENSIONS, PARAMETERS, QUOTED_BYTES, TENSORS, TEXT_CHARS
 from audit.journal import Bounds, FaultKind, Journal, Pressure
 from audit.recorder import JournalRecorder
@@ -25,6 +26,7 @@ from sidecar.core.model import (
     AuditLevel,
     AuditRule,
     Call,
+    Copy,
     Credential,
     Demand,
     Denial,
@@ -54,7 +56,8 @@ from sidecar.core.ports import Recorder
 from sidecar.core.reasons import REASONS, Code, Reason
 from sidecar.core.routing import Route, RouteKind
 from tests.support.core import FakeInstruments, FakePorts, a_call
-from tests.support.journal import ROOMY, FaultyFiles, crash, entries, open_journal
+from tests.support.journal import ORIGIN, ROOMY, FaultyFiles, crash, entries, open_journal, wall_ns
+from tests.support.objects import MemoryObjects
 
 METHOD = Method(
     "/inference.GRPCInferenceService/ModelInfer",
@@ -346,6 +349,48 @@ def test_strict_calls_wait_for_the_disk_and_batch_calls_do_not(tmp_path: Path) -
     assert real.durable(Recorded(admission(durability=Durability.BATCH), AT)) is None
 
 
+@pytest.mark.parametrize(
+    ("mode", "copy", "there", "waits"),
+    [
+        (Durability.BATCH, None, True, ""),
+        (Durability.BATCH, None, False, ""),
+        (Durability.STRICT, None, False, "disk"),
+        (Durability.STRICT, None, True, "copy"),
+        (Durability.STRICT, Copy.NONE, True, "disk"),
+        (Durability.BATCH, Copy.REQUIRED, True, "copy"),
+        (Durability.STRICT, Copy.REQUIRED, True, "copy"),
+        (Durability.BATCH, Copy.REQUIRED, False, "refused"),
+        (Durability.STRICT, Copy.REQUIRED, False, "refused"),
+    ],
+)
+def test_who_waits_for_a_copy(tmp_path: Path, mode: Durability, copy: Copy | None, there: bool, waits: str) -> None:
+    journal, store = open_journal(tmp_path), MemoryObjects()
+    if there:
+        journal.copier = Copier(
+            CopyTo(store), tmp_path, journal.identity, ORIGIN, 60.0, monotonic=lambda: 0.0, wall_ns=wall_ns
+        )
+    real = recorder(journal)
+    call = admission(durability=mode, copy=copy)
+    assert real.admitted(call, AT) is None
+    future = real.durable(Recorded(call, AT))
+    if not waits:
+        assert future is None
+        return
+    assert future is not None
+    if waits == "refused":
+        denial = future.result(0)
+        assert denial is not None
+        assert (denial.reason, denial.retry_after) == (Reason.AUDIT_UNAVAILABLE, 1.0)
+        assert "audit.journal.copy names nowhere" in denial.internal
+        return
+    assert not future.done()
+    journal.sync()
+    assert future.done() is (waits == "disk")
+    if journal.copier is not None:
+        journal.copier.turn()
+    assert future.result(0) is None
+
+
 def test_a_crash_leaves_aborted_outcomes_with_what_was_journaled(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     real, recorded = recorder(journal), Recorded(admission(), AT)
@@ -364,7 +409,7 @@ def test_a_crash_leaves_aborted_outcomes_with_what_was_journaled(tmp_path: Path)
     assert aborted.output_sha256 == hashlib.sha256(b"so far").digest()
     assert (aborted.duration_ns, aborted.at_ns) == (4_000, END.wall_ns)
     assert isinstance(opened, record.Event)
-    assert (opened.kind, opened.detail["aborted"]) == ("journal_opened", 1)
+    assert (opened.kind, opened.detail["aborted"], opened.detail["copied_to"]) == ("journal_opened", 1, "")
     crash(again)
     third = open_journal(tmp_path)
     assert third.recovery.open_calls == (), "aborted once"

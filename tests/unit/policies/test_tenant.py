@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from policies.document import TenantDoc
 from policies.tenant import Tenant, compile_tenant
-from sidecar.core.model import Durability, OnPressure
+from sidecar.core.model import Copy, Durability, OnPressure
 
 
 def tenant(**audit: Any) -> Tenant:
@@ -49,6 +49,24 @@ def test_the_strictest_word_of_each_class_counts(
     assert (rule.durability, rule.on_pressure, rule.retention_days) == (durability, on_pressure, 30)
 
 
+@pytest.mark.parametrize(
+    ("own", "classes", "copy"),
+    [
+        (None, (), None),
+        (None, ("phi",), Copy.REQUIRED),
+        ("none", ("plain",), Copy.NONE),  # its own word, where the class has none
+        ("none", ("phi", "logs"), Copy.REQUIRED),
+        (None, ("plain", "logs"), None),  # plain's is the sidecar's own, which may copy
+        ("required", ("logs",), Copy.NONE),
+    ],
+)
+def test_of_several_classes_one_that_asks_for_a_copy_counts(
+    own: str | None, classes: tuple[str, ...], copy: Copy | None
+) -> None:
+    words = {"phi": {"copy": "required"}, "logs": {"copy": "none"}, "plain": {"on_pressure": "shed"}}
+    assert tenant(classes=words, **({} if own is None else {"copy": own})).audit_of(classes).copy is copy
+
+
 def test_nobodys_content_is_shed_unless_its_document_says_so() -> None:
     assert tenant().audit.on_pressure is OnPressure.REFUSE
     assert tenant(on_pressure="shed").audit.on_pressure is OnPressure.SHED
@@ -56,7 +74,12 @@ def test_nobodys_content_is_shed_unless_its_document_says_so() -> None:
 
 @pytest.mark.parametrize(
     "audit",
-    [{"on_pressure": "drop"}, {"classes": {"phi": {"durability": "never"}}}, {"classes": {"phi": {"level": "full"}}}],
+    [
+        {"on_pressure": "drop"},
+        {"copy": "s3"},
+        {"classes": {"phi": {"durability": "never"}}},
+        {"classes": {"phi": {"level": "full"}}},
+    ],
 )
 def test_a_word_that_means_nothing_is_an_error(audit: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):

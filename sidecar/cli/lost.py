@@ -1,0 +1,122 @@
+"""`warden journal import`: what a lost pod left in the object store becomes records, each exactly once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from audit.follow import read_identity
+from audit.objects import LocalObjects, ObjectStore
+from audit.reassembly import CopiedJournal, forget, journals_in
+from audit.seal import KeyFault, load_root_key
+from audit.store import WrongJurisdictionError
+from policies.units import parse_duration
+from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
+from sidecar.cli.desk import load_settings
+from sidecar.core.model import Secret
+from sidecar.runtime.copy_settings import CopyError, store_of
+from sidecar.runtime.importing import ALIVE_S, ImportFaultError, import_journal
+from sidecar.runtime.settings import Settings
+from sidecar.runtime.shipping import AlreadyShippingError
+
+__all__ = ["import_lost"]
+
+
+def import_lost(
+    config: ConfigOption = DEFAULT_CONFIG,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="DIR", help="A directory of copies, instead of audit.journal.copy.")
+    ] = None,
+    journal: Annotated[
+        str | None, typer.Option(help="Only this one (32 hex digits); left out: all that are lost.")
+    ] = None,
+    key_file: Annotated[Path | None, typer.Option(help="The lost journal's root key, instead of this one's.")] = None,
+    patience: Annotated[str, typer.Option(help="How long the database may be away before it is given up.")] = "60s",
+    *,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="Also where its sidecar was heard of just now: its pod is gone for good.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Store what lost journals' copies hold and the database lacks; calls under way are recorded as aborted.
+
+    May be repeated, killed, and run while the lost pod comes back. A journal that is stored whole and whose copies are
+    older than `audit.journal.keep` is deleted from the store. Exit 1 where one was passed over or not stored whole.
+    """
+    settings = load_settings(config)
+    root = load_root_key(key_file or settings.audit.journal.key_file)
+    if isinstance(root, KeyFault):
+        fail(Exit.USAGE, root.detail)
+    try:
+        seconds = parse_duration(patience)
+    except ValueError as fault:
+        fail(Exit.USAGE, f"--patience: {fault}")
+    objects = _store(settings, source)
+    try:
+        found = [each for each in journals_in(objects) if journal in (None, each.journal)]
+    except OSError as fault:
+        fail(Exit.DEPENDENCY, str(fault))
+    if journal is not None and not found:
+        fail(Exit.NO, f"{objects.where} holds nothing of journal {journal}")
+    own = read_identity(settings.audit.journal.directory)
+    done = [_one(settings, objects, each, root, own, seconds, lost=lost) for each in found]
+    for each in done:
+        emit(each) if as_json else typer.echo(_words(each))
+    if not done and not as_json:
+        typer.echo(f"{objects.where} holds no journal")
+    if any(each["state"] in ("alive", "failed", "open") for each in done):
+        raise typer.Exit(int(Exit.NO))
+
+
+def _store(settings: Settings, source: Path | None) -> ObjectStore:
+    try:
+        if source is not None:
+            return LocalObjects(source)
+        if settings.audit.journal.copies is None:
+            fail(Exit.USAGE, "nothing to import from: audit.journal.copy names no store; name a directory with --from")
+        return store_of(settings.audit.journal.copies)
+    except OSError as fault:
+        fail(Exit.USAGE, f"{source}: {fault.strerror}")
+    except CopyError as fault:
+        fail(Exit.USAGE, str(fault))
+
+
+def _one(
+    settings: Settings, objects: ObjectStore, found: CopiedJournal, root: Secret, own: str, patience_s: float,
+    *, lost: bool,
+) -> dict[str, Any]:  # fmt: skip
+    named = {"journal": found.journal, "sidecar": found.beat.sidecar if found.beat is not None else ""}
+    if found.journal == own:
+        return {**named, "state": "own", "detail": "this sidecar's own; it goes on with it by itself"}
+    now = time.time()
+    if not lost and found.alive(now, ALIVE_S):
+        words = f"heard of {now - found.newest:.0f} s ago; wait {ALIVE_S:.0f} s, or say that it is gone with --lost"
+        return {**named, "state": "alive", "detail": words}
+    work = settings.audit.journal.directory / "imports" / found.journal
+    try:
+        imported = import_journal(
+            settings, objects, found, work, root, patience_s=patience_s,
+            told=lambda trouble: typer.echo(f"journal {found.journal}: waiting: {trouble}", err=True),
+        )  # fmt: skip
+        old = not imported.open and not imported.faults and found.newest < now - settings.audit.journal.keep
+        if old:
+            forget(objects, found)
+    except (ImportFaultError, WrongJurisdictionError, AlreadyShippingError, OSError) as fault:
+        return {**named, "state": "failed", "detail": str(fault)}
+    return {**named, **imported.shape(), "state": "open" if imported.open else "stored", "deleted": old}
+
+
+def _words(done: dict[str, Any]) -> str:
+    name = f"journal {done['journal']}" + (f" of {done['sidecar']}" if done["sidecar"] else "")
+    if "records" not in done:
+        return f"{name}: {done['state']}: {done['detail']}"
+    told = f"{name}: {done['records']} records stored, {done['aborted']} of them of calls that were cut off"
+    told += f"; logs closed: {', '.join(done['closed']) or 'none'}"
+    if done["open"]:
+        told += f"; NOT closed: {', '.join(done['open'])}: run it again"
+    if done["deleted"]:
+        told += "; its copies are deleted"
+    return "\n  ".join([told, *done["faults"]])

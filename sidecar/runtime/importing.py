@@ -1,0 +1,223 @@
+"""`warden journal import` put together: a lost journal's copies, and the shipper that turns them into records."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import sqlalchemy as sa
+
+from audit import store
+from audit.assemble import CutOff
+from audit.entries import aborted
+from audit.fleet import Fleet
+from audit.logbook import LogBook
+from audit.objects import ObjectStore
+from audit.poison import PoisonKeeper
+from audit.reassembly import CopiedJournal, reassemble
+from audit.record import Settled
+from audit.recovery import OpenCall
+from audit.seal import KeyFault
+from audit.segments import FaultKind, segments_in
+from audit.ship import Bounds, Parts, Shipper
+from audit.tables import audit_logs, fleet_entries, journal_cursors
+from audit.vault import Vault
+from sidecar.core.model import Secret
+from sidecar.runtime import clock
+from sidecar.runtime.dsn import sidecar_dsn
+from sidecar.runtime.settings import Settings
+from sidecar.runtime.shipping import JournalSource, alone, content_root, keys_of, load_sealer
+
+__all__ = ["ALIVE_S", "ImportFaultError", "Imported", "import_journal"]
+
+ALIVE_S: Final = 120.0  # a sidecar that wrote to the store so lately (seconds) may still be there: it beats each 30
+_POLL_S: Final = 0.2
+
+
+class ImportFaultError(Exception):
+    """It cannot be imported as things are; the message says what and where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What became of one journal. ``closed``: logs that ended with it; ``open``: those that could not be closed."""
+
+    journal: str
+    sidecar: str
+    records: int
+    aborted: int
+    logs: tuple[str, ...]  # that took them, one for each database
+    closed: tuple[str, ...]
+    open: tuple[str, ...]
+    faults: tuple[str, ...]
+
+    def shape(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _LostSource(JournalSource):
+    """A journal that nobody writes: what can't be read at its end will never be whole."""
+
+    def waiting(self) -> int:
+        return 0
+
+
+def import_journal(
+    settings: Settings, objects: ObjectStore, found: CopiedJournal, work: Path, root: Secret,
+    *, patience_s: float, told: Callable[[str], None],
+) -> Imported:  # fmt: skip
+    """Reassemble ``found`` in ``work`` and store what the database lacks of it. Killed, it goes on where it was.
+
+    ``patience_s``: how long the database may be away. Raises ImportFaultError, WrongJurisdictionError,
+    AlreadyShippingError and OSError.
+    """
+    faults = reassemble(objects, found, work, root)
+    if any(fault.kind is FaultKind.KEY for fault in faults):
+        raise ImportFaultError(f"journal {found.journal}: {faults[0].detail}")
+    if not segments_in(work):
+        raise ImportFaultError(f"journal {found.journal}: {objects.where} has no segment of it that can be read")
+    stored = [
+        _import_into(settings, each, found, work, root, patience_s, told) for each in settings.audit.jurisdictions
+    ]
+    left = tuple(log for each in stored for log in each.open)
+    if not left:  # the logs' own state stays: should it be asked for again, they are the same logs
+        for _, path in segments_in(work):
+            path.unlink()
+    return Imported(
+        found.journal, found.beat.sidecar if found.beat is not None else "", sum(each.records for each in stored),
+        sum(each.aborted for each in stored), tuple(each.log for each in stored),
+        tuple(log for each in stored for log in each.closed), left, tuple(fault.detail for fault in faults),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What one database took."""
+
+    records: int
+    aborted: int
+    log: str
+    closed: tuple[str, ...]
+    open: tuple[str, ...]
+
+
+def _import_into(
+    settings: Settings, jurisdiction: str, found: CopiedJournal, work: Path, root: Secret, patience_s: float,
+    told: Callable[[str], None],
+) -> _Stored:  # fmt: skip
+    stop = threading.Event()
+    engine, shipper, log = _shipper(settings, jurisdiction, found, work, root, stop)
+    try:
+        with alone(work, stop):
+            _run(shipper, stop, patience_s, told)
+        closed, left = _logs_of(engine, found.journal, log)
+    finally:
+        engine.dispose()
+    return _Stored(shipper.status.rows, shipper.status.aborted, log, tuple(closed), tuple(left))
+
+
+def _shipper(
+    whole: Settings, jurisdiction: str, found: CopiedJournal, work: Path, root: Secret, stop: threading.Event
+) -> tuple[sa.Engine, Shipper, str]:
+    settings = whole.of(jurisdiction)
+    key, sealer, dsn = content_root(settings), load_sealer(settings), sidecar_dsn(settings.audit.database)
+    for each in (key, sealer, dsn):
+        if isinstance(each, KeyFault):
+            raise ImportFaultError(each.detail)
+    assert isinstance(key, Secret)
+    assert not isinstance(sealer, KeyFault)
+    assert isinstance(dsn, str)
+    sidecar, own = settings.sidecar.name, whole.audit.database.jurisdiction
+    place = work if jurisdiction == own else work / "databases" / jurisdiction
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    engine = store.connect(dsn, application=f"warden-import-{sidecar}"[:63])
+    book = LogBook(place / "log", sidecar, jurisdiction, key, secrets.token_bytes)
+    parts = Parts(
+        source=_LostSource(work, root, lambda _: None),  # each database has a place of its own in it
+        engine=engine,
+        redaction_key=sealer.redaction_key,
+        vault=Vault(keys_of(settings), secrets.token_bytes),
+        book=book,
+        fleet=Fleet(place / "fleet", jurisdiction, key),  # the sidecars that live take its heads outside
+        poison=PoisonKeeper(place / "poison", sealer),
+        directory=work,
+        sidecar=sidecar,
+        region=settings.sidecar.region,
+        jurisdiction=jurisdiction,
+        own=own,
+        others=frozenset(whole.audit.jurisdictions) - {jurisdiction},
+        now=lambda: datetime.now(UTC),
+        monotonic=time.monotonic,
+        chance=random.random,
+        cut_off=_cut_off,
+        closes=lambda: _dead(engine, found.journal, book.log),
+    )
+    return engine, Shipper(parts, stop, Bounds(keep=settings.audit.journal.keep)), book.log
+
+
+def _cut_off(call: CutOff) -> Settled:
+    facts = call.facts
+    left = OpenCall(
+        facts.call_id, call.first, facts.started_ns, facts.decided_ns, facts.level, facts.model, facts.prompt_tokens,
+        call.output_bytes, call.output_sha256,
+    )  # fmt: skip
+    return aborted(left, clock.now(), 0)
+
+
+def _run(shipper: Shipper, stop: threading.Event, patience_s: float, told: Callable[[str], None]) -> None:
+    """In a thread, so that a database that stays away can be given up, and any trouble is told once."""
+    raised: list[BaseException] = []
+
+    def ship() -> None:
+        try:
+            shipper.run()
+        except BaseException as fault:  # noqa: BLE001 — raised where the caller waits
+            raised.append(fault)
+
+    thread = threading.Thread(target=ship, name="import", daemon=True)
+    thread.start()
+    seen, since = None, time.monotonic()
+    while thread.is_alive():
+        thread.join(_POLL_S)
+        trouble = shipper.status.last_error
+        if trouble is None:
+            since = time.monotonic()
+        elif trouble != seen:
+            told(trouble)
+        seen = trouble
+        if time.monotonic() - since > patience_s and not stop.is_set():
+            stop.set()
+            thread.join(patience_s)
+            raise ImportFaultError(f"given up after {patience_s:g} s: {trouble}")
+    if raised:
+        raise raised[0]
+
+
+def _dead(engine: sa.Engine, journal: str, ours: str) -> Sequence[str]:
+    """The logs that read this journal before."""
+    c = journal_cursors.c
+    with engine.connect() as connection:
+        return list(connection.scalars(sa.select(c.log).where(c.journal == journal, c.log != ours).distinct()))
+
+
+def _logs_of(engine: sa.Engine, journal: str, ours: str) -> tuple[list[str], list[str]]:
+    """(closed, not closed): the logs that read this journal and hold records, as the fleet's log knows them."""
+    closed, left = [], []
+    with engine.connect() as connection:
+        told = map(json.loads, connection.scalars(sa.select(fleet_entries.c.body).order_by(fleet_entries.c.position)))
+        last = {body["log"]: body["kind"] for body in told if body["kind"] in ("head", "closed")}
+        for log in (ours, *_dead(engine, journal, ours)):
+            size = connection.scalar(sa.select(audit_logs.c.next_position).where(audit_logs.c.log == log)) or 0
+            if size and last.get(log) != "closed":
+                left.append(log)
+            elif size:
+                closed.append(log)
+    return closed, left
