@@ -41,7 +41,7 @@ class Released:
             place = self.directory(each)
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             known = read_shipped(place)
-            if known < 0:
+            if known < before:
                 write_shipped(place, before)
             self._shipped[each] = max(known, before)
 

@@ -30,7 +30,7 @@ TENANTS = {
 
 
 @pytest.fixture(scope="module")
-def us(postgres: Server) -> str:
+def us(wire: str, postgres: Server) -> str:  # one for each: their sidecars share no root key
     dsn = postgres.create_database()
     prepare(dsn, jurisdiction="US")
     return dsn

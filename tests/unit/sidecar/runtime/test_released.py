@@ -43,6 +43,12 @@ def test_one_that_is_new_has_missed_nothing(tmp_path: Path) -> None:
     assert read_shipped(tmp_path) == 75
 
 
+@pytest.mark.parametrize("jurisdictions", [("EU",), ("EU", "US")])
+def test_nothing_is_said_before_anything_was_shipped(tmp_path: Path, jurisdictions: tuple[str, ...]) -> None:
+    Released(tmp_path, jurisdictions)
+    assert not list(tmp_path.rglob("shipped"))
+
+
 def test_alone_it_is_the_journals_own_word(tmp_path: Path) -> None:
     released = Released(tmp_path, ("EU",))
     released.tell("EU", 5)
