@@ -191,7 +191,7 @@ Days = Sequence[tuple[date, sa.ColumnElement[bool]]]
 
 
 def _sealed_conditions(connection: sa.Connection, asked: Filter, opener: Opener | None) -> tuple[Any, Days | None]:
-    """Who somebody is, is sealed: found by the data keys of that name, each of which is of one day.
+    """Who somebody is, is sealed: found by the data keys of that name; a subject's are each of one day.
 
     (conditions on every day; conditions that hold on their own day alone, None: no day is left out). Raises SearchError
     """
@@ -201,25 +201,18 @@ def _sealed_conditions(connection: sa.Connection, asked: Filter, opener: Opener 
     if opener is None:
         raise SearchError("who somebody is, is sealed: finding it needs the tenants' master keys")
     always: list[sa.ColumnElement[bool]] = []
-    by_day: list[dict[date, list[Any]]] = []
     if asked.principal is not None:
         own = opener.keys_of(connection, asked.tenant, asked.principal)
         named = sa.and_(c.principal == asked.principal, c.principal != "")  # as its index says it
         always.append(sa.or_(named, sa.and_(c.principal == "", c.data_key.in_(own))))
-    if asked.subject is not None:
-        by_day.append(_grouped(opener.dated_keys_of(connection, asked.tenant, asked.subject)))
     if asked.conversation is not None:
         days = day_range(asked.since, asked.until)
-        found = opener.conversation_macs(connection, asked.conversation, tenant=asked.tenant, days=days)
-        by_day.append(_grouped(found))
-    if not by_day:
+        macs = opener.conversation_macs(connection, asked.conversation, tenant=asked.tenant, days=days)
+        always.append(_one_of(c.conversation_mac, macs))
+    if asked.subject is None:
         return always, None
-    columns = [c.data_key] * (asked.subject is not None) + [c.conversation_mac] * (asked.conversation is not None)
-    shared = set(by_day[0]).intersection(*by_day[1:])
-    return always, [
-        (day, sa.and_(*(_one_of(column, each[day]) for column, each in zip(columns, by_day, strict=True))))
-        for day in sorted(shared, reverse=True)
-    ]
+    by_day = _grouped(opener.dated_keys_of(connection, asked.tenant, asked.subject))
+    return always, [(day, _one_of(c.data_key, by_day[day])) for day in sorted(by_day, reverse=True)]
 
 
 def _grouped(found: list[tuple[Any, date]]) -> dict[date, list[Any]]:
