@@ -31,10 +31,11 @@ _RETRY_S: Final = (0.5, 1.5)  # while it is away; at random within, so that pods
 
 # KEYS: clock, pods, then one a lease. ARGV: pod, its time to live (ms), then seven a lease: kind (t or c), capacity,
 # units a ms, wanted, owed (of slots: in use), returned, shared (of slots: had). Answers: pods alive, then (granted, ms
-# until one unit) a lease.
+# until it is full) a lease.
 # A lease's missing key is a bucket that has been filling since the server was born: what a Redis that lost its memory
 # had given out counts as spent, while a tenant that is new to an old one has its whole burst. What pods spent by fair
 # share while they could not ask empties a bucket, and no more: each tells its part of what the bucket gained meanwhile.
+# What they spent in advance is paid back whole: each may owe a bucket, so it sinks by as many as there are pods.
 # The clock is Redis's own, as far as it goes on evenly: time that goes back stands still, and a leap forward is a new
 # birth, because keys that a leap has let run out are lost memory too. So is a time in which nobody asked.
 # A server that was just born knows of no slots: until every pod has told its own, each keeps what it had.
@@ -98,15 +99,15 @@ for i = 3, #KEYS do
     if shared > 0 then
       level = math.max(math.min(level, 0), level - shared)
     end
-    level = math.max(-capacity, level - owed)
+    level = math.max(-capacity * answer[1], level - owed)
     granted = math.max(0, math.min(want, math.floor(level)))
     level = level - granted
-    if level < 1 and rate > 0 then
-      wait = math.ceil((1 - level) / rate)
+    if rate > 0 then
+      wait = math.ceil((capacity - level) / rate)
     end
     redis.call('SET', KEYS[i], string.format('%.6f:%.0f', level, now))
     if rate > 0 then
-      redis.call('PEXPIRE', KEYS[i], math.max(1000, math.ceil(2 * capacity / rate) + 1000))
+      redis.call('PEXPIRE', KEYS[i], math.ceil(2 * (capacity - level) / rate) + 1000)
     end
   end
   answer[#answer + 1] = granted
@@ -243,7 +244,7 @@ def _sound(answer: list[int], wants: Sequence[Want]) -> list[int]:
         raise ValueError(f"Redis told of {answer[0]} pods")
     for want, granted, wait_ms in zip(wants, answer[1::2], answer[2::2], strict=True):
         if not 0 <= granted <= want.units or wait_ms < 0:
-            raise ValueError(f"Redis granted {granted} of {want.units}, the next in {wait_ms} ms")
+            raise ValueError(f"Redis granted {granted} of {want.units}, full in {wait_ms} ms")
     return answer
 
 

@@ -170,17 +170,18 @@ class SharedQuotas(LocalQuotas):
             case Quantity.CONCURRENCY:
                 leases.turned_away += 1
 
-    def advance(self, lease: Lease, most: int) -> int:
+    def advance(self, lease: Lease, most: int, at_ns: int) -> int:
         """What may be spent before a lease is there: otherwise each tenant's first call at each pod would be refused.
 
-        Nothing where the whole was short, nor while Redis is away, but once.
+        Nothing where the whole was short, nor while Redis is away, but once; never more than the whole can have.
         """
         if lease.dry or (self.away and not (self._fair and lease.owed == lease.shared == 0)):
             return 0
-        return most
+        return min(most, max(0, int(lease.whole(at_ns))))
 
-    def wait_ns(self, lease: Lease) -> int:
-        return ceil(max(self.round_s, lease.wait_s) * 1e9)
+    def wait_ns(self, lease: Lease, units: int, at_ns: int) -> int:
+        """Until as many units may be there: a round at least."""
+        return max(ceil(self.round_s * 1e9), lease.wait_ns(units, at_ns))
 
     # --- a round -----------------------------------------------------------------------------------------------------
 
@@ -223,7 +224,8 @@ class SharedQuotas(LocalQuotas):
                 return None
         return Want(tenant, Quantity.CONCURRENCY, most, 0.0, units, held, 0, max(held, leases.account.slots or 0))
 
-    def granted(self, want: Want, units: int, wait_s: float) -> None:
+    def granted(self, want: Want, units: int, full_s: float) -> None:
+        """``full_s``: until the whole is full again, without what was just granted. After ``answered``."""
         with self._guard:
             leases = self._leases.get(want.tenant)
             if leases is None:
@@ -234,7 +236,8 @@ class SharedQuotas(LocalQuotas):
             lease = leases.requests if want.kind is Quantity.REQUESTS else leases.tokens
             lease.left += units
             lease.dry = units < want.units
-            lease.wait_s = wait_s
+            lease.told = 0
+            lease.full_ns = (self._answered_ns or 0) + ceil(full_s * 1e9)
 
     def answered(self, pods: int, now_ns: int) -> None:
         """Redis did; ``pods`` are alive. ``now_ns``: when it was asked, on the clock of calls."""
@@ -249,6 +252,9 @@ class SharedQuotas(LocalQuotas):
                     lease = leases.requests if want.kind is Quantity.REQUESTS else leases.tokens
                     lease.owed += want.owed
                     lease.shared += want.shared
+                    lease.told = 0
+                    if lease.full_ns is not None and lease.per_second > 0:
+                        lease.full_ns += ceil(want.units / lease.per_second * 1e9)
 
     def fair_share(self, seconds: float) -> None:
         """While Redis is away: what this pod may go on with, its part of the rate; told to Redis later as shared."""
@@ -280,6 +286,7 @@ def _want(tenant: str, kind: Quantity, lease: Lease) -> Want | None:
     if not (units or returns or lease.owed or lease.shared):
         return None
     owed, shared, lease.owed, lease.shared = lease.owed, lease.shared, 0, 0
+    lease.told = units + owed
     return Want(tenant, kind, lease.capacity, lease.per_second, units, owed, returns, shared)
 
 

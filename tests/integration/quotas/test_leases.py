@@ -89,6 +89,21 @@ def test_pods_together_take_no_more_than_the_whole(server: RedisServer) -> None:
     assert 20 - 3 <= admitted <= 20 + 100 * took + advances
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_spent_whole_is_not_spent_again_in_advance_by_who_waits_a_second(server: RedisServer, count: int) -> None:
+    """Never more than the whole, and one call in advance for each pod, however often a pod falls idle between."""
+    aged(server)
+    limits, demand = Limits(tokens_per_minute=6000), Demand(tokens=6000)
+    pods = [Pod(server, f"p{number}") for number in range(count)]
+    admitted = 0
+    for _ in range(10):
+        admitted += sum(pod.ask(limits, demand) is None for pod in pods)
+        for _ in range(25):  # rounds without a call: a lease is returned after 20
+            for pod in pods:
+                pod.turn()
+    assert admitted == count  # not one a second and pod, as long as the bucket is owed them
+
+
 def test_a_redis_that_lost_its_memory_counts_as_spent(server: RedisServer) -> None:
     aged(server)
     pod = Pod(server, "a")
@@ -221,7 +236,7 @@ def test_what_streams_use_beyond_their_reservation_comes_from_the_lease(server: 
 
 def test_streams_that_grow_within_one_round_are_not_cut_while_the_whole_has_room(server: RedisServer) -> None:
     aged(server)
-    pod, limits, at = Pod(server, "a"), Limits(tokens_per_minute=60_000, expected=True), Instant(0, 0)
+    pod, limits, at = Pod(server, "a"), Limits(tokens_per_minute=60_000, expected=True), Instant(0, time.monotonic_ns())
     demand = Demand(tokens=110, prompt_tokens=10)
     streams = []
     for _ in range(30):
