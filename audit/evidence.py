@@ -18,6 +18,7 @@ __all__ = ["Fault", "FaultKind", "Head", "StoredRow", "TreeCheck", "TreeResult",
 
 REORDERED: Final = 300  # rows that are tried at each other's places; beyond it they count as altered
 FAULTS: Final = 1000  # told of one range
+FLEETS: Final = "the fleet's log"  # a head that is no signature of the log's own
 
 
 class FaultKind(enum.StrEnum):
@@ -57,11 +58,19 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A tree head that counts: signed by the log, or written in the fleet's log; ``by`` says which."""
+    """A tree head that counts: signed by the log, or written in the fleet's log; ``by`` says which.
+
+    Whoever writes the fleet's log takes a log's size and root from the database. So one of its heads tells what a log
+    must still be, but does not tell that the log's own sidecar wrote it: only a checkpoint does (``own``).
+    """
 
     size: int
     root: bytes
     by: str
+
+    @property
+    def own(self) -> bool:
+        return self.by != FLEETS
 
 
 def read_head(log: str, size: int | None, note: str, verifier: Verifier) -> Head | Fault:
@@ -84,7 +93,7 @@ def read_head(log: str, size: int | None, note: str, verifier: Verifier) -> Head
 
 @dataclass(slots=True)
 class TreeResult:
-    """What the leaves of one log amount to. ``signed``: how many of them a head that fits accounts for."""
+    """What the leaves of one log amount to. ``signed``: how many of them a head of its own that fits accounts for."""
 
     tree: Frontier
     faults: list[Fault] = field(default_factory=list)
@@ -100,6 +109,10 @@ class TreeCheck:
         self.tree = start or Frontier()
         self._log, self._heads, self._start = log, heads, self.tree.size
         self._roots: dict[int, bytes] = {self.tree.size: self.tree.root}
+        self._by_size: dict[int, set[bytes]] = {}
+        for head in heads:
+            self._by_size.setdefault(head.size, set()).add(head.root)
+        self.fits = self._fit([self.tree.size])  # every head of no more leaves than were taken is of them
         self._wanted = sorted({head.size for head in heads if head.size > self.tree.size})
         self._faults: list[Fault] = []
 
@@ -110,11 +123,19 @@ class TreeCheck:
             words = missing if first > self.tree.size else "leaves overlap"
             self._faults.append(Fault(FaultKind.DELETION, self._log, words, self.tree.size))
             return False
+        before = bisect.bisect_right(self._wanted, self.tree.size)
         self.tree = _extended(self.tree, hashes, self._wanted, self._roots)
+        passed = self._wanted[before : bisect.bisect_right(self._wanted, self.tree.size)]
+        self.fits = self.fits and self._fit(passed)
         return True
 
+    def _fit(self, sizes: Iterable[int]) -> bool:
+        return all(self._by_size.get(size, set()) <= {self._roots[size]} for size in sizes)
+
     def finish(self) -> TreeResult:
-        result = TreeResult(self.tree, self._faults, self._start)
+        before = [head.size for head in self._heads if head.own and head.size <= self._start]  # and checked then
+        signed = max(before, default=0)
+        result = TreeResult(self.tree, self._faults, signed)
         heads = [head for head in self._heads if head.size in self._roots or head.size > self.tree.size]
         _judge(self._log, heads, self._roots, result)
         return result
@@ -132,9 +153,10 @@ def _extended(tree: Frontier, hashes: bytes, wanted: list[int], roots: dict[int,
 
 
 def _judge(log: str, heads: Sequence[Head], roots: Mapping[int, bytes], result: TreeResult) -> None:
-    good = [head.size for head in heads if roots.get(head.size) == head.root]
-    result.heads = len(good)
-    result.signed = max([result.signed, *good])
+    good = {head.size for head in heads if roots.get(head.size) == head.root}
+    own = {head.size for head in heads if head.own and roots.get(head.size) == head.root}
+    result.heads = sum(roots.get(head.size) == head.root for head in heads)
+    result.signed = max([result.signed, *own])
     by_size: dict[int, set[bytes]] = {}
     for head in heads:
         by_size.setdefault(head.size, set()).add(head.root)

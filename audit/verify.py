@@ -19,22 +19,23 @@ import psycopg
 import sqlalchemy as sa
 
 from audit import store
-from audit.evidence import Fault, FaultKind, Head, TreeCheck, read_head
+from audit.evidence import FLEETS, Fault, FaultKind, Head, TreeCheck, read_head
 from audit.fleet import FLEET
 from audit.leaf import leaf_data
 from audit.merkle import Frontier, leaf_hash
+from audit.progress import Progress, ResumeError
 from audit.ranges import Pool, Range, check_range
 from audit.rows import EVENT_COLUMNS
-from audit.spool import write_whole
 from audit.tables import audit_calls, audit_checkpoints, audit_events, audit_leaves, audit_logs, fleet_entries
 from audit.tlog import NoteError, Verifier, cosignature_time, parse_note
 
-__all__ = ["Options", "Report", "verify"]
+__all__ = ["Options", "Report", "ResumeError", "verify"]
 
 CHUNK: Final = 10_000  # leaves whose rows are checked at once
 STATEMENT_MS: Final = 600_000
 STALE: Final = timedelta(hours=24)  # a log that grew and was not heard of for so long ended without a word
 YOUNG: Final = timedelta(minutes=10)  # what is younger, the fleet's log may not have taken up yet
+SKEW: Final = timedelta(hours=2)  # that the database's clock may be before ours; later times are of no clock
 AHEAD: Final = timedelta(minutes=5)  # that a witness's clock may be before ours
 FRESH: Final = timedelta(hours=3)  # a witness is asked again each hour (audit.witness), grown or not
 LISTED: Final = 10_000  # faults told
@@ -45,13 +46,17 @@ _LEFT: Final = sa.text(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """``verifier`` gives a log's key; ``anchor``: the notes kept outside; ``resume``: where progress is kept."""
+    """``verifier`` gives a log's key; ``anchor``: the notes kept outside; ``resume``: where progress is kept.
+
+    ``resume_key``: what that file is authenticated with, for whoever writes it says what need not be looked at again.
+    """
 
     verifier: Callable[[str], Verifier]
     now: datetime
     anchor: Sequence[str] = ()
     witnesses: Sequence[Verifier] = ()  # whose cosignatures count
     resume: Path | None = None
+    resume_key: bytes = b""
     jobs: int = 1
     progress: Callable[[int, int], None] | None = None  # (leaves checked, of)
 
@@ -93,7 +98,10 @@ class Report:
 
 
 def verify(dsn: str, options: Options, *, jurisdiction: str) -> Report:
-    """Check the database at ``dsn`` in one frozen snapshot. Raises store.MismatchError and SQLAlchemy's errors."""
+    """Check the database at ``dsn`` in one frozen snapshot.
+
+    Raises ResumeError, store.MismatchError and SQLAlchemy's errors.
+    """
     engine = store.connect(dsn, application="warden-verify")
     try:
         with store.transaction(engine, statement_ms=STATEMENT_MS, frozen=True, deadline_s=86400.0) as connection:
@@ -111,6 +119,7 @@ class _Fleet:
     """What the fleet's log says; ``heads`` by log, ``gone`` the position ranges whose rows were dropped on record."""
 
     born: dict[str, str] = field(default_factory=dict)
+    since: dict[str, datetime] = field(default_factory=dict)  # it was born
     heads: dict[str, list[Head]] = field(default_factory=dict)
     last: dict[str, tuple[datetime, bool]] = field(default_factory=dict)  # when it was heard of, whether it was closed
     gone: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -129,8 +138,9 @@ class _Fleet:
         self.last[log] = (at, kind == "closed")
         if kind == "born":
             self.born[log] = told["sidecar"]
+            self.since.setdefault(log, at)
         else:
-            head = Head(told["size"], base64.b64decode(told["root"]), "the fleet's log")
+            head = Head(told["size"], base64.b64decode(told["root"]), FLEETS)
             self.heads.setdefault(log, []).append(head)
 
 
@@ -138,7 +148,7 @@ class _Verification:
     def __init__(self, dsn: str, connection: sa.Connection, options: Options) -> None:
         self._dsn, self._connection, self._options = dsn, connection, options
         self._report, self._fleet = Report(), _Fleet()
-        self._resume = _Resume(options.resume)
+        self._resume = Progress(options.resume, options.resume_key)
         self._total = self._done = 0
 
     def run(self) -> Report:
@@ -205,20 +215,25 @@ class _Verification:
             check = TreeCheck(log, heads)
         self._report.resumed += known.size
         self._done += known.size
-        running: list[tuple[int, Frontier, Future[list[Fault]] | list[Fault]]] = []
+        running: list[tuple[int, Frontier | None, Future[list[Fault]] | list[Fault]]] = []
         first, waiting = known.size, bytearray()
+
+        def sound() -> Frontier | None:
+            # Leaves that a head is not of are no place to go on from: a run that does asks that head no more.
+            return check.tree if check.fits else None
+
         with closing(self._leaves(log, known.size)) as leaves:
             for at, hashes in leaves:
                 if not check.add(at, hashes):
                     break
                 waiting += hashes
                 if len(waiting) >= CHUNK * 32:
-                    running.append((len(waiting) // 32, check.tree, self._rows(log, first, bytes(waiting), pool)))
+                    running.append((len(waiting) // 32, sound(), self._rows(log, first, bytes(waiting), pool)))
                     first, waiting = check.tree.size, bytearray()
                     while len(running) > 2 * self._options.jobs:
                         self._collect(log, *running.pop(0))
         if waiting:
-            running.append((len(waiting) // 32, check.tree, self._rows(log, first, bytes(waiting), pool)))
+            running.append((len(waiting) // 32, sound(), self._rows(log, first, bytes(waiting), pool)))
         for each in running:
             self._collect(log, *each)
         self._finish(row, check)
@@ -240,13 +255,13 @@ class _Verification:
         for stray in self._beyond(log, max(result.tree.size, 0)):
             self._fault(FaultKind.INSERTION, log, "a row where the log has no leaf", stray[0], call_id=stray[1])
 
-    def _collect(self, log: str, count: int, tree: Frontier, found: Future[list[Fault]] | list[Fault]) -> None:
+    def _collect(self, log: str, count: int, tree: Frontier | None, found: Future[list[Fault]] | list[Fault]) -> None:
         faults = found.result() if isinstance(found, Future) else found
         self._report.faults += faults
         self._done += count
         if self._options.progress is not None:
             self._options.progress(self._done, self._total)
-        if not self._report.faults:
+        if tree is not None and not self._report.faults:
             self._resume.reached(log, tree)
 
     def _rows(self, log: str, first: int, hashes: bytes, pool: Pool | None) -> Future[list[Fault]] | list[Fault]:
@@ -279,10 +294,13 @@ class _Verification:
             else:
                 heads.append(Head(found.size, found.root, "the anchor"))
         check = TreeCheck(FLEET, heads)
+        signed = max((head.size for head in heads), default=0)
         c = fleet_entries.c
         for position, body in self._connection.execute(sa.select(c.position, c.body).order_by(c.position)):
             if not check.add(position, leaf_hash(body.encode())):
                 break
+            if position >= signed:
+                continue  # anybody may have written it: nothing is believed for it, least of all that rows were dropped
             try:
                 self._fleet.learn(json.loads(body))
             except (ValueError, KeyError, TypeError):
@@ -291,6 +309,9 @@ class _Verification:
         self._report.faults += result.faults
         self._report.checkpoints += result.heads
         self._fleet.there = result.tree.size > 0
+        if result.tree.size > signed:  # entries and their head are written in one transaction
+            words = f"{result.tree.size - signed} entries that no signed head of the fleet's log accounts for"
+            self._fault(FaultKind.INSERTION, FLEET, words, signed)
         self._report.witnessed = self._cosigned()
         fresh = self._report.witnessed is not None and self._options.now - self._report.witnessed <= FRESH
         self._report.anchored = (bool(self._options.anchor) or fresh) and not result.faults
@@ -314,6 +335,10 @@ class _Verification:
         latest = (self._options.now + AHEAD).timestamp()  # one whose clock is wrong would vouch for ever
         return datetime.fromtimestamp(max(seen), UTC) if (seen := [at for at in times if 0 < at <= latest]) else None
 
+    def _young(self, at: datetime) -> bool:
+        """Whether the fleet's log may not have taken up yet what the database says is of ``at``."""
+        return -SKEW <= self._options.now - at <= YOUNG
+
     def _check_missing(self, logs: Mapping[str, datetime]) -> None:
         for log, sidecar in self._fleet.born.items():
             at, closed = self._fleet.last[log]
@@ -326,8 +351,11 @@ class _Verification:
             elif not closed and self._options.now - at > STALE and self._report.logs.get(log, {}).get("records"):
                 words = f"the log of {sidecar} was last heard of at {at.isoformat()} and never closed"
                 self._fault(FaultKind.UNCLOSED_LOG, log, words)
+            told = self._report.logs.get(log, {})
+            if told.get("records") and not told["signed"] and self._options.now - self._fleet.since[log] > STALE:
+                self._fault(FaultKind.INSERTION, log, "a log of records whose own key never signed a head")
         for log, born in logs.items():
-            if self._fleet.there and log != FLEET and log not in self._fleet.born and self._options.now - born > YOUNG:
+            if self._fleet.there and log != FLEET and log not in self._fleet.born and not self._young(born):
                 self._fault(FaultKind.INSERTION, log, "a log whose birth the fleet's log does not know")
 
     def _check_strays(self, logs: set[str]) -> None:
@@ -346,7 +374,7 @@ class _Verification:
             leaf = self._fleet.events.get(row["id"])
             seen.add(row["id"])
             if leaf is None:
-                if self._fleet.there and self._options.now - row["recorded_at"] > YOUNG:
+                if self._fleet.there and not self._young(row["recorded_at"]):
                     self._fault(
                         FaultKind.INSERTION, FLEET, "an act that the fleet's log does not know", call_id=row["id"]
                     )
@@ -368,21 +396,3 @@ def _distinct(connection: sa.Connection, table: sa.Table) -> Iterator[str]:
             return
         yield found
         last = found
-
-
-class _Resume:
-    """How far each log was found sound before; a log with a fault is looked at again from there."""
-
-    def __init__(self, path: Path | None) -> None:
-        self._path, self._trees = path, dict[str, tuple[int, str]]()
-        if path is not None and path.exists():
-            self._trees = {log: (size, hashes) for log, (size, hashes) in json.loads(path.read_bytes()).items()}
-
-    def tree(self, log: str) -> Frontier:
-        size, hashes = self._trees.get(log, (0, ""))
-        return Frontier.unpack(size, bytes.fromhex(hashes))
-
-    def reached(self, log: str, tree: Frontier) -> None:
-        if self._path is not None and tree.size > self.tree(log).size:
-            self._trees[log] = (tree.size, tree.pack().hex())
-            write_whole(self._path, json.dumps(self._trees).encode(), durable=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import sys
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from audit.search import Filter, SearchError
 from audit.store import transaction
 from audit.tables import audit_logs
 from audit.tlog import Signer, Verifier, parse_verifier
-from audit.verify import Options, Report, verify
+from audit.verify import Options, Report, ResumeError, verify
 from audit.verify_export import verify_export
 from sidecar.cli.audit import ReasonOption, RevealOption, asker_of, moment
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
@@ -125,10 +127,16 @@ def verify_command(
             anchor=notes[-1:],
             witnesses=[witness.verifier for witness in witnesses_of(settings)],
             resume=resume,
+            resume_key=hmac.digest(root.reveal(), b"warden verify " + opened.jurisdiction.encode(), hashlib.sha256),
             jobs=jobs,
             progress=_bar if sys.stderr.isatty() else None,
         )
-        report = verify(settings.audit.database.dsn, options, jurisdiction=opened.jurisdiction)
+        try:
+            report = verify(settings.audit.database.dsn, options, jurisdiction=opened.jurisdiction)
+        except ResumeError as fault:
+            fail(Exit.USAGE, str(fault))
+        except OSError as fault:
+            fail(Exit.DEPENDENCY, f"{fault.filename or resume}: {fault.strerror}")
     _end(report, as_json=as_json)
 
 
@@ -190,6 +198,8 @@ def _bar(done: int, total: int) -> None:
 def _print(report: Report) -> None:
     among = f" in {len(report.logs)} logs" if report.logs else ""  # an export's report counts no logs
     typer.echo(f"{report.records} records{among}, {report.checkpoints} signed heads that fit")
+    if report.resumed:
+        typer.echo(f"{report.resumed} of them were found sound by an earlier run, and not read again")
     if report.unsigned:
         typer.echo(f"{report.unsigned} records are newer than the last signed head")
     if report.logs and not report.anchored:

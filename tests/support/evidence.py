@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import psycopg
@@ -133,6 +134,34 @@ class Forger:
         self.sql("DELETE FROM warden.fleet_entries")
         for table in ("audit_leaves", "audit_checkpoints", "audit_logs"):
             self.sql(f"DELETE FROM warden.{table} WHERE log = %s", FLEET)
+
+    def forge_drop(self, position: int) -> None:
+        """Delete a row, and write into the fleet's log, unsigned, that its drop is on record."""
+        self.sql("DELETE FROM warden.audit_calls WHERE log = %s AND position = %s", self._log, position)
+        values = {"kind": "partition_dropped", "detail": {"logs": {self._log: [[position, position]]}}}
+        body = json.dumps({"kind": "event", "id": "forged", "leaf": "", "values": values})
+        (row,) = self.sql("SELECT next_position, frontier FROM warden.audit_logs WHERE log = %s", FLEET)
+        size, leaf = row["next_position"], leaf_hash(body.encode())
+        grown = Frontier.unpack(size, bytes(row["frontier"])).extended([leaf])
+        self.sql("INSERT INTO warden.fleet_entries (position, body) VALUES (%s, %s)", size, body)
+        self.sql("INSERT INTO warden.audit_leaves VALUES (%s, %s, %s)", FLEET, size, leaf)
+        self.sql(
+            "UPDATE warden.audit_logs SET next_position = %s, frontier = %s WHERE log = %s",
+            grown.size, grown.pack(), FLEET,
+        )  # fmt: skip
+
+    def invent(self, log: str) -> None:
+        """A log that no sidecar wrote, with this log's calls as its own; as of a time that is yet to come."""
+        for position in range(3):
+            self.copy_row(position, position, f"invented-{position}", log=log)
+        rows = self.sql("SELECT * FROM warden.audit_calls WHERE log = %s ORDER BY position", log)
+        tree = Frontier().extended(leaves := [StoredRow.named("call", row).leaf() for row in rows])
+        self.sql("INSERT INTO warden.audit_leaves VALUES (%s, 0, %s)", log, b"".join(leaves))
+        self.sql(
+            "INSERT INTO warden.audit_logs (log, sidecar, next_position, frontier, born_at)"
+            " VALUES (%s, 'pod-9', %s, %s, now() + interval '70 years')",
+            log, tree.size, tree.pack(),
+        )  # fmt: skip
 
     def fork(self) -> None:
         """A second head of the same size, signed with the log's own key: a sidecar that was cloned."""

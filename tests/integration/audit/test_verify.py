@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from audit.fleet import read_notes
 from audit.logbook import log_signer, origin_of
 from audit.merkle import Frontier
 from audit.tlog import parse_checkpoint, parse_note
-from audit.verify import Options, Report, verify
+from audit.verify import Options, Report, ResumeError, verify
 from sidecar.cli.evidence import app
 from sidecar.core.model import Secret
 from tests.support.evidence import Forger, tamper
@@ -185,6 +186,36 @@ def test_a_log_that_ended_without_a_word_is_unclosed(dsn: str, tmp_path: Path, l
     assert FaultKind.UNCLOSED_LOG in kinds
 
 
+def test_a_log_that_no_sidecar_wrote_is_none_whatever_its_time_and_whoever_takes_it_up(
+    dsn: str, tmp_path: Path, log: str
+) -> None:
+    Forger(dsn, log).invent("pod-9.beef")
+    (fault,) = check(dsn, tmp_path / "anchor").faults
+    assert (fault.kind, fault.log) == (FaultKind.INSERTION, "pod-9.beef")
+    more = FakeJournal(Place("pod-1", "journal-2", "eu-west-1", "EU"))
+    fill(dsn, tmp_path, journal=more)  # the fleet's log names what the database says is there
+    report = check(dsn, tmp_path / "anchor")
+    assert (report.faults, report.unsigned) == ([], 3)  # and nothing of it counts as signed
+    found = check(dsn, tmp_path / "anchor", later=timedelta(hours=25)).faults
+    assert (FaultKind.INSERTION, "pod-9.beef") in {(fault.kind, fault.log) for fault in found}
+
+
+def test_what_nobody_signed_in_the_fleets_log_excuses_nothing(dsn: str, tmp_path: Path, log: str) -> None:
+    Forger(dsn, log).forge_drop(3)
+    report = check(dsn, tmp_path / "anchor")
+    kinds = {(fault.kind, fault.log) for fault in report.faults}
+    assert kinds == {(FaultKind.INSERTION, "fleet"), (FaultKind.DELETION, log)}
+
+
+def test_an_act_of_a_time_to_come_is_none(dsn: str, tmp_path: Path, log: str) -> None:
+    act = (
+        "INSERT INTO warden.audit_events (id, at, kind, actor, detail, recorded_at)"
+        " VALUES ('x', now(), 'hold_released', 'ada', '{}', now() + interval '%s')"
+    )
+    tamper(dsn, act % "70 years")
+    assert [fault.kind for fault in check(dsn, tmp_path / "anchor").faults] == [FaultKind.INSERTION]
+
+
 def test_without_an_anchor_it_says_so(dsn: str, log: str) -> None:
     assert not check(dsn).anchored
 
@@ -194,9 +225,30 @@ def test_it_resumes_where_it_was(dsn: str, tmp_path: Path, log: str) -> None:
     assert verify(dsn, options, jurisdiction="EU").resumed == 0
     again = verify(dsn, options, jurisdiction="EU")
     assert (again.resumed, again.records, again.faults) == (13, 13, [])
+    forged = json.loads((tmp_path / "progress").read_bytes())
+    forged["trees"][log][0] -= 1
+    (tmp_path / "forged").write_text(json.dumps(forged))
+    (tmp_path / "broken").write_text("{")
+    for name in ("forged", "broken"):
+        with pytest.raises(ResumeError, match=f"{name}: .* remove it to begin anew"):
+            verify(dsn, Options(keys, datetime.now(UTC), resume=tmp_path / name), jurisdiction="EU")
+    with pytest.raises(ResumeError, match="another root key"):
+        verify(dsn, replace(options, resume_key=b"k"), jurisdiction="EU")
     Forger(dsn, log).truncate(8, heads=True)
     kinds = {fault.kind for fault in verify(dsn, options, jurisdiction="EU").faults}
     assert FaultKind.TRUNCATED_TAIL in kinds
+
+
+def test_what_no_head_is_of_is_no_place_to_go_on_from(dsn: str, tmp_path: Path, log: str) -> None:
+    forger = Forger(dsn, log)
+    forger.rewrite(3, tree=True)
+    for table in ("audit_checkpoints", "fleet_entries"):  # heads of all there is are gone: a tail that is newer
+        which = "body LIKE '%%\"closed\"%%' OR body LIKE '%%\"size\":13%%'" if table == "fleet_entries" else "size > 8"
+        forger.sql(f"DELETE FROM warden.{table} WHERE {which}")
+    options = Options(keys, datetime.now(UTC), resume=tmp_path / "progress")
+    for _ in range(2):
+        found = verify(dsn, options, jurisdiction="EU").faults
+        assert FaultKind.EDIT in {fault.kind for fault in found if fault.log == log}
 
 
 def test_the_command_tells_a_program_and_a_person(dsn: str, tmp_path: Path, log: str) -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from audit.evidence import Fault, FaultKind, Head, StoredRow, TreeCheck, check_rows, covered, read_head
+from audit.evidence import FLEETS, Fault, FaultKind, Head, StoredRow, TreeCheck, check_rows, covered, read_head
 from audit.merkle import Frontier, leaf_hash
 from audit.rows import EVENT_COLUMNS
 from audit.tlog import Checkpoint, Signer
@@ -52,6 +52,23 @@ def test_heads_tell_what_became_of_the_leaves(
     heads: list[Head], leaves: list[bytes], kinds: list[FaultKind], signed: int
 ) -> None:
     assert judged(heads, leaves) == (kinds, signed)
+
+
+def test_only_a_log_s_own_key_signs_for_it() -> None:
+    fleets = replace(head(10), by=FLEETS)
+    assert judged([head(4), fleets]) == ([], 4)
+    assert judged([fleets]) == ([], 0)
+    assert judged([replace(head(10, OTHER), by=FLEETS)])[0] == [FaultKind.EDIT]  # it must still be as it was told
+
+
+def test_leaves_fit_as_long_as_every_head_passed_is_of_them() -> None:
+    check = TreeCheck("log", [head(3), head(7, OTHER), head(10)])
+    assert check.fits
+    for first, last, fits in ((0, 4, True), (4, 6, True), (6, 8, False), (8, 10, False)):
+        assert check.add(first, b"".join(LEAVES[first:last]))
+        assert check.fits is fits
+    start = Frontier().extended(LEAVES[:7])
+    assert not TreeCheck("log", [head(7, OTHER)], start=start).fits
 
 
 @pytest.mark.parametrize(("first", "hashes"), [(3, b"h" * 32), (1, b"h" * 32), (2, b"h" * 31)])
