@@ -9,6 +9,7 @@ import pytest
 _WIRES = Path(__file__).parent / "integration" / "wire"
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist itself looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two groups for `-n 2 --dist loadgroup`: the tests on the wires, which mostly wait, and all others.
 
