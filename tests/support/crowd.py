@@ -136,6 +136,8 @@ class Crowd:
                 how = "cancelled"
             except grpc.aio.AioRpcError as fault:
                 how = fault.code().name
+            except grpc.aio.InternalError:  # half-closed amid a crash: grpcio 1.85 raises what it met, not the status
+                how = "UNAVAILABLE"
             self.ended[how] += 1
             if how not in ("answered", "cancelled"):
                 await asyncio.sleep(1.0)  # refused, or nobody there: asked again soon, as a careless client does
