@@ -14,7 +14,7 @@ demo: install
 	$(BIN)/warden demo $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 check: install
 	$(BIN)/ruff format --check .
