@@ -45,6 +45,7 @@ POLICIES = (
     'forbid(principal, action, resource) when { context.weekday == 7 };',
     '@shadow("trial") forbid(principal, action, resource);',
 )  # fmt: skip
+Written = tuple[dict[str, str], list[int], str]
 WRITTEN = {
     "STATUS": st.sampled_from(["active", "active", "active", "suspended"]),
     "MODELS": st.sampled_from(["[a, b]", "['a*']", "['a?']", "['*']", "['*b']", "[a, {model: b, until: 2026-12-24}]"]),
@@ -54,12 +55,18 @@ WRITTEN = {
     "TELEMETRY": st.sampled_from(["[EU, US]", "[EU]", "withheld"]),
     "CLASSES": st.sampled_from(["{}", "{phi: [eu-1]}", "{phi: {telemetry: withheld}, open: {telemetry: [EU]}}"]),
 }
+
+
+def _compiles(written: Written) -> bool:
+    """No class may widen what is withheld: such a bundle is refused."""
+    return written[0]["TELEMETRY"] != "withheld" or "[EU]" not in written[0]["CLASSES"]
+
+
 BUNDLES = st.tuples(
     st.fixed_dictionaries(WRITTEN),
     st.lists(st.sampled_from(range(len(POLICIES))), max_size=1),
     st.sampled_from(["{}", "{ay: a}", "{ay: b}"]),
-)
-Written = tuple[dict[str, str], list[int], str]
+).filter(_compiles)
 
 
 def compiled(written: Written) -> Bundle:
@@ -117,7 +124,7 @@ def kind(asked: Asked, keys: set[str], old: str, new: str) -> tuple[object, ...]
     return asked.region, asked.storage, asked.telemetry, asked.action, staff, asked.key in keys, old, new
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5, deadline=None, derandomize=True)  # some pairs take a minute: those are for tests/long
 @given(BUNDLES, BUNDLES, st.randoms(use_true_random=False))
 def test_every_change_is_named_and_nothing_else(one: Written, other: Written, random: Random) -> None:
     """The questions of the grid that are named are those that the two answer otherwise; so from either side.
@@ -153,7 +160,7 @@ def named(old: Bundle, new: Bundle) -> dict[Asked, tuple[str, str]]:
     return found
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(BUNDLES)
 def test_equal_bundles_differ_in_nothing(written: Written) -> None:
     """The same files, compiled twice: no change of a verdict and of no term."""
