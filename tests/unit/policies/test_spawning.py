@@ -5,28 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from policies.spawning import Child
+from tests.support.own import children, descriptors
 
 _LIBC = 1 << 31 | 1 << 32  # signals 32 and 33 are the C library's own
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    before = descriptors()
+    before, others = descriptors(), children()
     yield
-    assert descriptors() == before
-    children = Path(f"/proc/self/task/{threading.get_native_id()}/children")
-    assert children.read_text() == "", "no process, no zombie"
-
-
-def descriptors() -> list[Path]:
-    return sorted(Path("/proc/self/fd").iterdir())
+    assert descriptors() <= before
+    assert children() <= others, "no process, no zombie"
 
 
 def said(child: Child) -> str:
@@ -110,6 +105,7 @@ def test_where_our_standard_descriptors_are_closed() -> None:
     program = """
 import os
 from policies.spawning import Child
+from tests.support.own import children, descriptors
 os.close(0)
 os.close(1)
 child = Child(("cat",), {})
