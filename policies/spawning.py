@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 __all__ = ["Child"]
@@ -32,18 +33,19 @@ class Child:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Raises ``OSError`` where it can't be started."""
         self._code: int | None = None
-        theirs, ours = [], []
-        try:
-            for reads in (True, False):
-                read, write = _pipe()
-                theirs.append(read if reads else write)
-                ours.append(write if reads else read)
-            self.pid = _spawn(command, environment, theirs)
-        except BaseException:
-            _close(ours)
-            raise
-        finally:
-            _close(theirs)
+        theirs: list[int] = []
+        ours: list[int] = []
+        with ExitStack() as failing:
+            failing.callback(_close, ours)
+            try:
+                for reads in (True, False):
+                    read, write = _pipe()
+                    theirs.append(read if reads else write)
+                    ours.append(write if reads else read)
+                self.pid = _spawn(command, environment, theirs)
+            finally:
+                _close(theirs)
+            failing.pop_all()
         self.stdin, self.stdout = ours
 
     def ended(self, within: float) -> int | None:
