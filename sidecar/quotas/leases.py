@@ -27,7 +27,8 @@ GRACE_MS: Final = 2_000  # within which every pod that is there has told what it
 PODS: Final = 100_000  # that share one Redis, at most: more than that it can't have counted
 _BATCH: Final = 256  # leases a script call, so that none holds Redis up
 _FAILURES: Final = 2  # in a row, until Redis counts as away
-_RETRY_S: Final = (0.5, 1.5)  # while it is away; at random within, so that pods don't come back all at once
+_RETRY_S: Final = (0.4, 1.2)  # while it is away; at random within, so that pods don't come back all at once
+_RETURN_S: Final = GRACE_MS / 1000  # from its answer on every pod has asked by then: a retry and an answer's bound
 
 # KEYS: clock, pods, then one a lease. ARGV: pod, its time to live (ms), then seven a lease: kind (t or c), capacity,
 # units a ms, wanted, owed (of slots: in use), returned, shared (of slots: had). Answers: pods alive, then (granted, ms
@@ -265,7 +266,7 @@ class LeaseKeeper:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="warden-leases", daemon=True)
         self._failures = 0
-        self._retry_at = 0.0
+        self._retry_at = self._all_back_at = 0.0
         self._asked_at = float("-inf")
         self.fault = ""  # why Redis does not answer, "" while it does
         self.round_trips = 0
@@ -274,6 +275,8 @@ class LeaseKeeper:
     @property
     def summary(self) -> str:
         """How it stands with Redis, for whoever operates it."""
+        if self._quotas.returning:
+            return "answers again; goes on with its part of each limit until every pod knows"
         if not self._quotas.away:
             return (
                 f"{self._quotas.pods} pods share"
@@ -303,11 +306,13 @@ class LeaseKeeper:
     def round(self, now: float, seconds: float) -> None:
         """One round at ``now`` (monotonic seconds), ``seconds`` after the last."""
         quotas = self._quotas
-        if quotas.away:
-            if self._posture is Posture.FAIR_SHARE:
-                quotas.fair_share(seconds)
-            if now < self._retry_at or not self._ask([], now):  # nothing is at stake in a question without wants
-                return
+        quotas.returning = quotas.returning and now < self._all_back_at
+        if (quotas.away or quotas.returning) and self._posture is Posture.FAIR_SHARE:
+            quotas.fair_share(seconds)
+            self.on_room()
+        # Nothing is at stake in a question without wants.
+        if quotas.away and (now < self._retry_at or not self._ask([], now)):
+            return
         wants = quotas.wants()
         if not wants and self._failures == 0 and now - self._asked_at < ALIVE_S:
             return
@@ -333,7 +338,8 @@ class LeaseKeeper:
             return False
         self._failures, self.fault = 0, ""
         if self._quotas.away:
-            self._quotas.away = False
+            self._quotas.away, self._quotas.returning = False, self._posture is Posture.FAIR_SHARE
+            self._all_back_at = now + _RETURN_S
             self._told("")
         self._quotas.answered(answer[0], int(now * 1e9))
         for number, want in enumerate(wants):
@@ -351,5 +357,5 @@ class LeaseKeeper:
             return
         self._retry_at = now + self._between(*_RETRY_S)
         if not self._quotas.away:
-            self._quotas.away = True
+            self._quotas.away, self._quotas.returning = True, False
             self._told(fault)

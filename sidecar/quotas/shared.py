@@ -87,6 +87,8 @@ class SharedQuotas(LocalQuotas):
         self._knows = pods is not None  # how many there are
         self.growing = False  # a call that runs asks for more; under the guard
         self.away = False  # Redis is; leases are then topped up by this pod's fair share, or not at all
+        # It answers again, but others may not have asked yet: who came first would take what they still go on with.
+        self.returning = False
         self._answered_ns: int | None = None  # when it answered last
 
     # --- ports.Quotas ----------------------------------------------------------------------------------------------
@@ -177,6 +179,8 @@ class SharedQuotas(LocalQuotas):
         """
         if lease.dry or (self.away and not (self._fair and lease.owed == lease.shared == 0)):
             return 0
+        if self.returning and lease.full_ns is not None:
+            return 0
         return min(most, max(0, int(lease.whole(at_ns))))
 
     def wait_ns(self, lease: Lease, units: int, at_ns: int) -> int:
@@ -199,7 +203,7 @@ class SharedQuotas(LocalQuotas):
     def _tenants_wants(self, tenant: str, leases: _Leases) -> list[Want]:
         found = []
         for kind, lease in leases.of_time():
-            want = _want(tenant, kind, lease)
+            want = _want(tenant, kind, lease, asks=not self.returning)
             if want is not None:
                 found.append(want)
         want = self._slots_wanted(tenant, leases)
@@ -240,8 +244,15 @@ class SharedQuotas(LocalQuotas):
             lease.full_ns = (self._answered_ns or 0) + ceil(full_s * 1e9)
 
     def answered(self, pods: int, now_ns: int) -> None:
-        """Redis did; ``pods`` are alive. ``now_ns``: when it was asked, on the clock of calls."""
-        self.pods, self._answered_ns, self._knows = max(1, pods), now_ns, True
+        """Redis did; ``pods`` are alive. ``now_ns``: when it was asked, on the clock of calls.
+
+        One that was just born has counted only those that have asked it: until all have, what was known before holds.
+        """
+        self._answered_ns = now_ns
+        if self.returning:
+            self.pods = max(self.pods, pods)
+        else:
+            self.pods, self._knows = max(1, pods), True
 
     def unanswered(self, wants: list[Want]) -> None:
         """Redis did not say: what was asked for and given back may have been taken there, so it counts as spent."""
@@ -257,7 +268,10 @@ class SharedQuotas(LocalQuotas):
                         lease.full_ns += ceil(want.units / lease.per_second * 1e9)
 
     def fair_share(self, seconds: float) -> None:
-        """While Redis is away: what this pod may go on with, its part of the rate; told to Redis later as shared."""
+        """While Redis is away: what this pod may go on with, its part of the rate; told to Redis later as shared.
+
+        Once it is back, until every pod has asked: the same, but owed, for what is spent now its bucket knows of.
+        """
         if not self._knows:
             return
         with self._guard:
@@ -266,10 +280,12 @@ class SharedQuotas(LocalQuotas):
             with self._guard:
                 for leases in every[start : start + _TURN]:
                     for _, lease in leases.of_time():
-                        _top_up(lease, lease.per_second / self.pods * seconds, max(1, lease.capacity // self.pods))
+                        units = lease.per_second / self.pods * seconds
+                        _top_up(lease, units, max(1, lease.capacity // self.pods), owed=self.returning)
 
 
-def _want(tenant: str, kind: Quantity, lease: Lease) -> Want | None:
+def _want(tenant: str, kind: Quantity, lease: Lease, *, asks: bool) -> Want | None:
+    """``asks``: for more; otherwise it tells only what was spent and what is given back."""
     lease.usual += (lease.used - lease.usual) / 4
     lease.idle = 0 if lease.used or lease.missed else lease.idle + 1
     target = ceil(2 * max(lease.usual, lease.used)) + lease.missed
@@ -281,7 +297,9 @@ def _want(tenant: str, kind: Quantity, lease: Lease) -> Want | None:
         units, returns = 0, lease.left - target
         lease.left = target
     lease.used = lease.missed = 0
-    if not units:
+    if not asks:
+        units = 0
+    elif not units:
         lease.dry = False
     if not (units or returns or lease.owed or lease.shared):
         return None
@@ -290,10 +308,13 @@ def _want(tenant: str, kind: Quantity, lease: Lease) -> Want | None:
     return Want(tenant, kind, lease.capacity, lease.per_second, units, owed, returns, shared)
 
 
-def _top_up(lease: Lease, units: float, most: int) -> None:
+def _top_up(lease: Lease, units: float, most: int, *, owed: bool) -> None:
     lease.accrued += units
     whole = int(lease.accrued)
     lease.accrued -= whole
     added = max(0, min(whole, most - lease.left))
     lease.left += added
-    lease.shared += added
+    if owed:
+        lease.owed += added
+    else:
+        lease.shared += added

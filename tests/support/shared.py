@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ import numpy as np
 from sidecar.cli.demo.stack import Parts
 from sidecar.quotas.leases import ROUND_S
 from tests.support.bundle import LIMITED
+from tests.support.paced import Place, Sent, pacing
 from tests.support.redis import RedisServer
 from tests.support.sidecar import Launch, Sidecar, echo
 from tests.support.stack import eventually
@@ -28,21 +28,25 @@ EACH: Final = 80  # requests a second at each pod: together more than twice the 
 LEASES: Final = PODS * (2 * RATE * ROUND_S + max(1, RATE * ROUND_S / PODS))
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Seen:
-    """When each call was sent and answered, by its client's clock, and whether it was let in."""
+    """What one client saw, in the order it was sent; times are seconds after the beginning."""
 
-    sent: list[float] = field(default_factory=list)
-    done: list[float] = field(default_factory=list)
-    ok: list[bool] = field(default_factory=list)
-    other: list[str] = field(default_factory=list)  # codes that are neither
+    calls: Sequence[Sent]
+
+    @property
+    def other(self) -> list[str]:
+        """Codes that are neither of who was let in nor of who was not."""
+        return [each.code for each in self.calls if each.code not in {"OK", "RESOURCE_EXHAUSTED"}]
+
+    @property
+    def let_in(self) -> int:
+        return len(self.admitted()[0])
 
     def admitted(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Of those that were let in, in the order they were sent."""
-        ok = np.array(self.ok)
-        sent, done = np.array(self.sent)[ok], np.array(self.done)[ok]
-        order = np.argsort(sent)
-        return sent[order], done[order]
+        """When those that were let in were sent and answered."""
+        ok = [each for each in self.calls if each.code == "OK"]
+        return np.array([each.sent for each in ok]), np.array([each.done for each in ok])
 
     def most_above(self) -> float:
         """The most by which any window's count is above burst + rate x its length.
@@ -61,11 +65,9 @@ class Seen:
         _, done = self.admitted()
         return int(np.sum((done >= begin) & (done < end)))
 
-    def p99_ms(self, begin: float, end: float) -> float:
-        """Of all that were sent then, whatever they were told."""
-        sent, done = np.array(self.sent), np.array(self.done)
-        chosen = (sent >= begin) & (sent < end)
-        return float(np.percentile((done - sent)[chosen], 99) * 1000)
+    def took_ms(self, begin: float, end: float) -> list[float]:
+        """All that were sent then, whatever they were told."""
+        return [(each.done - each.sent) * 1000 for each in self.calls if begin <= each.sent < end]
 
 
 @contextmanager
@@ -85,46 +87,17 @@ def share(sidecar: Sidecar) -> int:
     return int(detail.split()[0]) if detail.endswith("pods share") else 0
 
 
-def drive(sidecars: Sequence[Sidecar], seconds: float, at: Sequence[tuple[float, Callable[[], object]]] = ()) -> Seen:
-    """``EACH`` requests a second at every pod; what is in ``at`` happens so many seconds after the beginning.
-
-    Open loop: who is slow to answer is sent no less. Times are seconds after the beginning.
-    """
-    seen, lock, begins = Seen(), threading.Lock(), time.monotonic() + 0.5
-    clients = [threading.Thread(target=_client, args=(each, seen, lock, begins, seconds)) for each in sidecars]
-    for each in clients:
-        each.start()
-    for when, act in at:
-        time.sleep(max(0.0, begins + when - time.monotonic()))
-        act()
-    for each in clients:
-        each.join()
-    return seen
-
-
-def _client(sidecar: Sidecar, seen: Seen, lock: threading.Lock, begins: float, seconds: float) -> None:
-    headers, message = sidecar.headers(TENANT), echo()
-    with sidecar.bare() as bare:
-        bare.unary(message, sidecar.headers("acme"))  # the connection is there
-        running = []
-        for n in range(int(EACH * seconds)):
-            time.sleep(max(0.0, begins + n / EACH - time.monotonic()))
-            sent = time.monotonic() - begins
-            future = bare.begin(message, headers)
-            future.add_done_callback(lambda ended, sent=sent: _note(seen, lock, sent, time.monotonic() - begins, ended))
-            running.append(future)
-        for future in running:
-            future.exception()
-
-
-def _note(seen: Seen, lock: threading.Lock, sent: float, done: float, ended: Any) -> None:
-    code = ended.code().name
-    with lock:
-        seen.sent.append(sent)
-        seen.done.append(done)
-        seen.ok.append(code == "OK")
-        if code not in {"OK", "RESOURCE_EXHAUSTED"}:
-            seen.other.append(code)
+def drive(
+    directory: Path, sidecars: Sequence[Sidecar], seconds: float, at: Sequence[tuple[float, Callable[[], object]]] = (),
+    *, each_second: float = EACH,
+) -> Seen:  # fmt: skip
+    """``each_second`` requests at every pod; what is in ``at`` happens so many seconds after the beginning."""
+    places = [Place(each.grpc, each.headers(TENANT), each.headers("acme"), each_second) for each in sidecars]
+    with pacing(directory, places, echo(), seconds) as pacer:
+        for when, act in at:
+            time.sleep(max(0.0, pacer.begins + when - time.monotonic()))
+            act()
+        return Seen(sorted(pacer.wait(), key=lambda each: each.sent))
 
 
 def shared_redis(directory: Path) -> RedisServer:

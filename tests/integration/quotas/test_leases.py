@@ -45,7 +45,7 @@ class Pod:
         self.keeper.round(self.now, seconds)
 
     def ask(self, limits: Limits = LIMITS, demand: Demand = Demand(), *, keep: bool = False) -> Denial | None:  # noqa: B008
-        at = Instant(time.time_ns(), time.monotonic_ns())
+        at = Instant(time.time_ns(), max(time.monotonic_ns(), int(self.now * 1e9)))
         found = self.quotas.reserve("acme", "chat", limits, demand, at, enforce=True)
         if isinstance(found, Denial):
             return found
@@ -145,6 +145,38 @@ def test_while_redis_is_away_a_pod_goes_on_with_its_share_and_pays_for_it(server
     pods[0].keeper._retry_at = 0.0
     pods[0].turn()
     assert not pods[0].quotas.away
+
+
+def test_who_finds_redis_back_first_takes_no_more_than_its_part_until_all_have(server: RedisServer) -> None:
+    """Redis's time is moved on with the pods': 50 ms a round, in which each pod is asked for 80 a second."""
+    import redis  # noqa: PLC0415
+
+    pods, client, admitted, up = [Pod(server, name) for name in "abc"], redis.Redis(port=server.port), 0, True
+
+    def rounds(count: int) -> None:
+        nonlocal admitted
+        for _ in range(count):
+            for pod in pods:
+                admitted += pod.admitted(4)
+                pod.turn()
+            if up and client.exists("{warden:eu}:clock"):
+                client.hincrby("{warden:eu}:clock", "wall", -50)
+
+    rounds(20)
+    server.kill()
+    up, admitted = False, 0
+    rounds(20)
+    server.start()
+    up = True
+    for pod, after in zip(pods, (0.0, 1.2, 1.2), strict=True):  # the first asks at once, the others as late as may be
+        pod.keeper._retry_at = pod.now + after
+    began = time.monotonic()
+    rounds(100)
+    seconds = 120 * 0.05 + time.monotonic() - began  # the rounds themselves take Redis's own time
+    leases = 3 * (2 * 100 * 0.05 + 100 * 0.05 / 3)
+    assert admitted <= 100 * seconds + leases
+    assert admitted >= 0.8 * 100 * 120 * 0.05
+    assert {pod.keeper.summary for pod in pods} == {"3 pods share"}
 
 
 def test_posture_refuse_ends_with_the_last_lease(server: RedisServer) -> None:
