@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from audit import journal, writing
+from audit import appending, writing
 from audit.seal import create_key_file
 from benchmarks.setup import UNARY, lifted_bundle, unary_request, unary_response
 from sidecar.cli.demo.stack import AUDIENCE, ISSUER, JURISDICTION, REGION
@@ -217,8 +217,8 @@ def breakdown(made: Rig, calls: int) -> dict[str, float]:
 
 
 def _time_journal(inner: dict[str, list[int]]) -> Callable[[], None]:
-    encode, write = journal.encode_frame, writing.LiveSegment.write
-    patched: Any = journal
+    encode, write = appending.encode_frame, writing.LiveSegment.write
+    patched: Any = appending
     patched.encode_frame = _timed(encode, inner[SEAL])
     timed_write = _timed(write, inner[WRITE])
     segment: Any = writing.LiveSegment
