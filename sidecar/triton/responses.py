@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -10,18 +9,16 @@ from google.protobuf.message import DecodeError
 
 from sidecar.core.model import Contract, MalformedRequest, Method, ResponseFacts, Undo
 from sidecar.triton import wire
+from sidecar.triton.ordinary import COUNTS, RESPONSE, count, has_final, head, read_ordinary, texts, without_prompt
 from sidecar.triton.protos import ModelInferResponse, ModelStreamInferResponse, descriptor
-from sidecar.triton.tensors import BYTES_MAX, SCALARS_MAX, TYPED
+from sidecar.triton.tensors import SCALARS_MAX, TYPED
 
-__all__ = ["read_response", "restored"]
+__all__ = ["read_response", "read_whole", "restored"]
 
 SMALL: Final = 64 * 1024  # bytes up to which a response is parsed whole; of larger ones the payloads are left alone
-_RESPONSE: Final = wire.spec_of(descriptor("ModelInferResponse"))
 _STREAM: Final = wire.spec_of(descriptor("ModelStreamInferResponse"))
 _ERROR, _INFER = 1, 2  # ModelStreamInferResponse
 _RAW: Final = 6  # ModelInferResponse.raw_output_contents
-_COUNTS: Final = {"UINT32": "I", "INT32": "i", "UINT64": "Q", "INT64": "q", "UINT16": "H", "INT16": "h"}
-_LENGTH: Final = struct.Struct("<I")
 
 
 def read_response(method: Method, message: bytes, contract: Contract, undo: Undo | None = None) -> ResponseFacts:
@@ -30,33 +27,39 @@ def read_response(method: Method, message: bytes, contract: Contract, undo: Undo
     ``final`` of a stream: Triton says so, or it is an in-band error that doesn't say otherwise (an error raised before
     the model was reached carries no flag; facts §6). An unreadable message has its length and nothing else.
     """
+    found = read_ordinary(message, contract, undo, streaming=method.streaming)
+    return found if found is not None else read_whole(method, message, contract, undo)
+
+
+def read_whole(method: Method, message: bytes, contract: Contract, undo: Undo | None = None) -> ResponseFacts:
+    """As ``read_response``, by protobuf's own parser."""
     try:
         opened = _open(message, streaming=method.streaming)
     except (DecodeError, MalformedRequest):
         return ResponseFacts(nbytes=len(message), final=not method.streaming, message=message)
     error, response, raws = opened.error, opened.response, opened.raws
-    texts: tuple[bytes, ...] = ()
+    said: tuple[bytes, ...] = ()
     tokens_in = tokens_out = None
     nbytes = len(message)
     if contract is not Contract.GENERIC:
         for index, output in enumerate(response.outputs):
             raw = raws[index] if index < len(raws) else None
             if output.name == "text_output":
-                texts = _texts(output, raw)
+                said = _texts(output, raw)
             elif output.name == "num_input_tokens":
                 tokens_in = _count(output, raw)
             elif output.name == "num_output_tokens":
                 tokens_out = _count(output, raw)
-    flag = response.parameters["triton_final_response"].bool_param if _has_final(response) else None
+    flag = response.parameters["triton_final_response"].bool_param if has_final(response) else None
     if undo is not None:
-        tokens_out = _without_prompt(tokens_in, tokens_out, undo.beams)
+        tokens_out = without_prompt(tokens_in, tokens_out, undo.beams)
         error = restored(error, undo)
         message = _undone(message, opened, undo)
     return ResponseFacts(
         request_id=response.id,
         model=response.model_name,
         model_version=response.model_version,
-        texts=texts,
+        texts=said,
         input_tokens=tokens_in,
         output_tokens=tokens_out,
         final=not method.streaming or (bool(error) if flag is None else flag),
@@ -72,13 +75,6 @@ def restored(words: str, undo: Undo | None) -> str:
     if undo is None or undo.request_id is None:
         return words
     return words.replace(undo.sent, undo.request_id)
-
-
-def _without_prompt(tokens_in: int | None, tokens_out: int | None, beams: int) -> int | None:
-    """The output's tokens where the backend counts each beam's prompt among them; never less than none."""
-    if not beams or tokens_in is None or tokens_out is None:
-        return tokens_out
-    return max(0, tokens_out - beams * tokens_in)
 
 
 def _undone(message: bytes, opened: _Opened, undo: Undo) -> bytes:
@@ -98,21 +94,11 @@ def _undone(message: bytes, opened: _Opened, undo: Undo) -> bytes:
     if not changed:
         return message
     response.ClearField("raw_output_contents")
-    inner = [response.SerializeToString(), *(part for raw in raws for part in (_head(_RAW, len(raw)), raw))]
+    inner = [response.SerializeToString(), *(part for raw in raws for part in (head(_RAW, len(raw)), raw))]
     if not opened.streaming:
         return b"".join(inner)
-    told = [_head(_ERROR, len(error.encode())), error.encode()] if error else []
-    return b"".join([*told, _head(_INFER, sum(map(len, inner))), *inner])
-
-
-def _head(number: int, length: int) -> bytes:
-    """The tag and length of a field on the wire."""
-    out = bytearray([number << 3 | 2])
-    while length >= 0x80:
-        out.append(length & 0x7F | 0x80)
-        length >>= 7
-    out.append(length)
-    return bytes(out)
+    told = [head(_ERROR, len(error.encode())), error.encode()] if error else []
+    return b"".join([*told, head(_INFER, sum(map(len, inner))), *inner])
 
 
 class _Opened(NamedTuple):
@@ -122,10 +108,6 @@ class _Opened(NamedTuple):
     error: str
     response: Any
     raws: Sequence[bytes]
-
-
-def _has_final(response: Any) -> bool:
-    return "triton_final_response" in response.parameters  # indexing a map that lacks the key would add it
 
 
 def _open(message: bytes, *, streaming: bool) -> _Opened:
@@ -151,7 +133,7 @@ def _open_large(message: bytes, *, streaming: bool) -> _Opened:
                 error = wire.text(message, found, _STREAM)
             elif found.field.number == _INFER:
                 start, end = found.start, found.end
-    fields = wire.scan(message, _RESPONSE, start, end)
+    fields = wire.scan(message, RESPONSE, start, end)
     header = b"".join(message[field.at : field.end] for field in fields if field.field.number != _RAW)
     raws = [field for field in fields if field.field.number == _RAW]
     response = ModelInferResponse.FromString(header)
@@ -177,31 +159,16 @@ class _Slices(Sequence[bytes]):
 def _texts(output: Any, raw: bytes | None) -> tuple[bytes, ...]:
     if output.datatype != "BYTES":
         return ()
-    if raw is None:
-        return tuple(output.contents.bytes_contents)
-    found: list[bytes] = []
-    pos = 0
-    while len(raw) - pos >= 4 and len(found) < BYTES_MAX:
-        begin = pos + 4
-        pos = begin + _LENGTH.unpack_from(raw, pos)[0]
-        found.append(raw[begin:pos])
-    return tuple(found)
+    return tuple(output.contents.bytes_contents) if raw is None else texts(raw)
 
 
 def _count(output: Any, raw: bytes | None) -> int | None:
-    """The sum of a tensor of counts: one an element for n sequences, or beams; None for what isn't one."""
-    code, field = _COUNTS.get(output.datatype), TYPED.get(output.datatype)
+    """As ``count``; None for what isn't a tensor of counts."""
+    code, field = COUNTS.get(output.datatype), TYPED.get(output.datatype)
     if code is None or field is None:
         return None
-    if raw is None:
-        values = getattr(output.contents, field)
-    else:
-        width = struct.calcsize(f"<{code}")
-        # A whole number of counts, and no more than a batch has; more is something else by the same name.
-        if len(raw) % width or len(raw) > SCALARS_MAX * width:
-            return None
-        values = struct.unpack(f"<{len(raw) // width}{code}", raw)
-    if not 0 < len(values) <= SCALARS_MAX:
-        return None
+    if raw is not None:
+        return count(raw, code)
+    values = getattr(output.contents, field)
     total = sum(values)
-    return total if total >= 0 else None
+    return total if 0 < len(values) <= SCALARS_MAX and total >= 0 else None

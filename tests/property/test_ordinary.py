@@ -1,0 +1,98 @@
+"""An answer read at a glance says what protobuf's own parser says of it, and the client is shown the same."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from sidecar.core.model import Contract, ResponseFacts, Undo
+from sidecar.triton.methods import KSERVE, lookup
+from sidecar.triton.ordinary import read_ordinary
+from sidecar.triton.protos import ModelInferResponse, ModelStreamInferResponse
+from sidecar.triton.responses import read_whole
+from tests.support.kserve import packed, response, streamed
+
+METHODS = {False: lookup(KSERVE + "ModelInfer"), True: lookup(KSERVE + "ModelStreamInfer")}
+SENT = "f" * 32
+
+_texts = st.lists(st.binary(max_size=200), max_size=3)
+_counts = st.lists(st.integers(0, 2**31), max_size=3)
+_output = st.one_of(
+    st.tuples(st.sampled_from(["text_output", "other"]), st.just("BYTES"), _texts.map(lambda each: packed(*each))),
+    st.tuples(
+        st.sampled_from(["num_input_tokens", "num_output_tokens"]),
+        st.sampled_from(["UINT32", "INT32"]),
+        _counts.map(lambda each: struct.pack(f"<{len(each)}I", *each)),
+    ),
+    st.tuples(st.sampled_from(["text_output", "num_output_tokens"]), st.sampled_from(["FP32", "BYTES"]), st.binary()),
+)
+_undo = st.builds(
+    Undo,
+    request_id=st.sampled_from([None, "mine", "ä" * 100]),
+    strip=st.frozensets(st.sampled_from(["num_input_tokens", "num_output_tokens", "text_output"])),
+    sent=st.just(SENT),
+    beams=st.integers(0, 2),
+)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> Any:
+    made = response(
+        *((name, datatype, [1], raw) for name, datatype, raw in draw(st.lists(_output, max_size=4))),
+        id=draw(st.sampled_from(["", SENT, "another's", "x" * 300])),
+    )
+    flag = draw(st.sampled_from([None, True, False]))
+    if flag is not None:
+        made.parameters["triton_final_response"].bool_param = flag
+    return made
+
+
+def read_both(data: bytes, contract: Contract, undo: Undo | None, *, streaming: bool) -> ResponseFacts | None:
+    glance = read_ordinary(data, contract, undo, streaming=streaming)
+    if glance is not None:
+        whole = read_whole(METHODS[streaming], data, contract, undo)
+        assert replace(glance, message=b"") == replace(whole, message=b"")
+        parse = ModelStreamInferResponse.FromString if streaming else ModelInferResponse.FromString
+        assert parse(glance.message) == parse(whole.message)
+    return glance
+
+
+@given(answers(), st.sampled_from(Contract), st.none() | _undo, st.booleans())
+@example(
+    response(("text_output", "BYTES", [1], packed(b"x" * 40_000)), id=SENT), Contract.VLLM, Undo("a", sent=SENT), True
+)
+def test_a_glance_is_enough_for_what_triton_sends(
+    made: Any, contract: Contract, undo: Undo | None, streaming: bool
+) -> None:
+    data = streamed(made) if streaming else made.SerializeToString()
+    assert read_both(data, contract, undo, streaming=streaming) is not None
+
+
+@given(answers(), st.data(), st.booleans())
+def test_whatever_else_it_is_it_isn_t_read_otherwise(made: Any, data: st.DataObject, streaming: bool) -> None:
+    written = bytearray(streamed(made) if streaming else made.SerializeToString())
+    for at, byte in data.draw(st.lists(st.tuples(st.integers(0, len(written) - 1), st.integers(0, 255)), max_size=3)):
+        written[at] = byte
+    read_both(bytes(written), Contract.VLLM, None, streaming=streaming)
+
+
+def test_what_is_not_laid_out_as_usual_is_left_to_the_parser() -> None:
+    plain = response(("text_output", "BYTES", [1], packed(b"hi")), id=SENT)
+    typed = ModelInferResponse(model_name="chat")
+    typed.outputs.add(name="text_output", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"hi")
+    written = plain.SerializeToString()
+    for odd in (
+        typed.SerializeToString(),  # a payload in the header
+        written + b"\x0a\x01m",  # a name behind the payloads
+        written + b"\x32\x00",  # more payloads than outputs
+        written[:-1],
+        written + b"\x9a\x06\x00",  # a field of a newer Triton
+        b"",
+    ):
+        assert read_ordinary(odd, Contract.VLLM, None, streaming=False) is None
+    for told in (streamed(plain, error="no"), streamed(error="no"), b"\x12", b"\x12\x80"):
+        assert read_ordinary(told, Contract.VLLM, None, streaming=True) is None
