@@ -34,6 +34,7 @@ class FaultKind(enum.StrEnum):
     REPLACED_CHECKPOINT = "replaced_checkpoint"  # a head whose signature or words are not the log's
     VANISHED_LOG = "vanished_log"  # the fleet's log knows it, the database doesn't
     UNCLOSED_LOG = "unclosed_log"  # it ended without a word
+    ANCHOR_ROLLED_BACK = "anchor_rolled_back"  # the fleet's log says that a larger head was kept there
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 A log a sidecar cannot prove that no whole log is missing; this one does. Whichever shipper holds the advisory lock
 writes it. Each shipper mirrors it on its own disk, signs only what extends its mirror, and gives back to a database
-that was restored what that has lost. Its heads go where the database's administrators can't reach (``FileAnchor``).
+that was restored what that has lost. Its heads go where the database's administrators can't reach (``FileAnchor``,
+``ObjectAnchor``, witnesses).
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
+from audit.anchor import ObjectAnchor
 from audit.leaf import canonical_json, leaf_data
 from audit.logbook import ForkError, log_signer, origin_of
 from audit.merkle import Frontier, leaf_hash
+from audit.objects import StoreAt
 from audit.rows import EVENT_COLUMNS
 from audit.storing import publish, tree_of
 from audit.tables import audit_checkpoints, audit_events, audit_leaves, audit_logs, fleet_entries
@@ -112,14 +115,19 @@ class Fleet:
 
     def __init__(
         self, directory: Path, jurisdiction: str, root: Secret, anchor: FileAnchor | None = None,
-        witnesses: Sequence[Witness] = (),
+        witnesses: Sequence[Witness] = (), objects: StoreAt | None = None,
     ) -> None:  # fmt: skip
         self._directory, self._anchor = directory, anchor
         self._signer = log_signer(root, origin_of(jurisdiction, FLEET))
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._mirror = directory / "fleet.jsonl"
         self.witnesses = Witnesses(witnesses, self._mirror, time.monotonic) if witnesses else None
+        self.objects: ObjectAnchor | None = None
+        if objects is not None:
+            state = directory / "anchored.json"
+            self.objects = ObjectAnchor(objects, state, self._signer.verifier, time.monotonic)
         self._tree = Frontier()
+        self._told: dict[str, int] = {}  # the largest head that was told to be anchored, by where
         self._heads: dict[str, _Known] = {}
         self._pending: tuple[Frontier, list[str]] | None = None
         self._load()
@@ -130,8 +138,8 @@ class Fleet:
 
     @property
     def anchored(self) -> bool:
-        """Whether there is a file that its heads are taken to."""
-        return self._anchor is not None
+        """Whether there is a file or an object store that its heads are taken to."""
+        return self._anchor is not None or self.objects is not None
 
     def turn(self, connection: sa.Connection, now: datetime, closing: Sequence[str] = ()) -> str | None:
         """Write what is new, if nobody else is writing; the new head's note, or None where nothing is.
@@ -146,6 +154,7 @@ class Fleet:
         bodies = [*self._logs(connection, now, closing), *self._officers(connection)]
         tree = self._tree
         if bodies:
+            bodies += self._anchored(now)
             self._store(connection, tree, bodies)
             tree = tree.extended(leaf_hash(body.encode()) for body in bodies)
         note = self._signed(tree)
@@ -154,19 +163,23 @@ class Fleet:
                 publish(connection, FLEET, size, cosigned, now)
             if tree.size and not bodies:  # what is not committed yet is shown to nobody
                 self.witnesses.offer(note)
+        if self.objects is not None and tree.size and not bodies:
+            self.objects.offer(note)
         if bodies:
             self._pending = (tree, bodies)
             publish(connection, FLEET, tree.size, note, now)
         return note if bodies or self._behind(note) else None
 
-    def published(self, note: str) -> None:
+    def published(self, note: str, *, last: bool = False) -> None:
         """The transaction of ``turn`` was committed: remember it, and take its head to where others keep it.
 
-        Raises OSError.
+        ``last``: nothing will come after it from here. Raises OSError.
         """
         if self._pending is not None:
             self._take(*self._pending)
             self._pending = None
+        if self.objects is not None:
+            self.objects.offer(note, last=last)
         if self._anchor is not None and self._anchor.last() != note:
             self._anchor.put(note)
 
@@ -232,6 +245,13 @@ class Fleet:
                 bodies.append(body_of(kind, now, log=row.log, size=tree.size, root=root))
         return bodies
 
+    def _anchored(self, now: datetime) -> list[str]:
+        """Up to where its heads are anchored, told along with what else there is: a store put back is known by it."""
+        objects = self.objects
+        if objects is None or objects.size <= self._told.get(objects.where, 0):
+            return []
+        return [body_of("anchored", now, where=objects.where, size=objects.size)]
+
     def _officers(self, connection: sa.Connection) -> list[str]:
         """Acts that no log has yet: taken up in any order, so that one that commits late is not passed over."""
         columns = [audit_events.c[name] for name in EVENT_COLUMNS]
@@ -275,6 +295,8 @@ class Fleet:
             size, root = told.get("size", 0), base64.b64decode(told.get("root", ""))
             at = datetime.fromisoformat(told["at"]).timestamp()
             self._heads[told["log"]] = _Known(size, root, at, told["kind"] == "closed")
+        elif told["kind"] == "anchored":
+            self._told[told["where"]] = max(told["size"], self._told.get(told["where"], 0))
 
     def _load(self) -> None:
         """A torn last line was never in any head that was shown as ours: it is read from the database again."""

@@ -28,6 +28,7 @@ class Heads:
         self._parts, self._bounds, self.status, self._trouble = parts, bounds, status, trouble
         self._signed_at = self._pruned_at = self._sign_from = self._fleet_at = self._looked_at = float("-inf")
         self._published = -1  # size of the last head that is stored
+        self._file_trouble = ""
         self.short = False  # of space, when that was looked at last
         self.settled = False  # the fleet's log was looked at since the start, and nothing was to be told
 
@@ -98,9 +99,9 @@ class Heads:
                 for log in closing:
                     storing.heard(connection, log, closed=True)
             if note is not None:
-                self._take_outside(fleet, note)
+                self._take_outside(fleet, note, last=stopping)
             elif fleet.anchored:
-                self.status.anchor_trouble = self.status.anchor_trouble or ""
+                self.status.anchor_trouble = self._anchor_trouble(fleet, self._file_trouble)
             self.settled = note is None
             if fleet.witnesses is not None:
                 self.status.witness_trouble = fleet.witnesses.trouble
@@ -118,16 +119,24 @@ class Heads:
             self.status.upkeep = upkeep.look(connection, self._parts.now())
             self._looked_at = at
 
-    def _take_outside(self, fleet: Fleet, note: str) -> None:
+    def _take_outside(self, fleet: Fleet, note: str, *, last: bool) -> None:
         """Raises OSError."""
+        self._file_trouble = ""
         try:
-            fleet.published(note)
+            fleet.published(note, last=last)
         except OSError as fault:
-            if fleet.anchored:
-                self.status.anchor_trouble = str(fault)[:500]
+            self._file_trouble = str(fault)[:500]
             raise
-        if fleet.anchored:
-            self.status.anchor_trouble = ""
+        finally:
+            if fleet.anchored:
+                self.status.anchor_trouble = self._anchor_trouble(fleet, self._file_trouble)
+
+    def _anchor_trouble(self, fleet: Fleet, words: str) -> str:
+        """That of the file and of the object store; the latter is told as the shipper's, too."""
+        found = fleet.objects.trouble if fleet.objects is not None else ""
+        if found:
+            self._trouble(OSError(found))
+        return "; ".join(filter(None, (words, found)))[:500]
 
     def _publish(self, size: int, note: str) -> None:
         with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:

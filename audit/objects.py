@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = ["OBJECT_BYTES", "LocalObjects", "ObjectStore", "Stored", "check_name"]
+__all__ = ["OBJECT_BYTES", "LocalObjects", "ObjectStore", "StoreAt", "Stored", "check_name"]
 
 OBJECT_BYTES: Final = 64 * 2**20 + 2**16  # of one object; one journal entry at most, and its frame
 _PART: Final = ".part"
@@ -36,6 +37,10 @@ class ObjectStore(Protocol):
         """Whole or not at all, over one that is there; it outlives the node once this returns."""
         ...
 
+    def put_new(self, name: str, data: bytes) -> bool:
+        """As ``put``, but never over one that is there: False, and nothing is changed."""
+        ...
+
     def get(self, name: str) -> bytes | None:
         """None: there is none of that name."""
         ...
@@ -47,6 +52,14 @@ class ObjectStore(Protocol):
     def delete(self, name: str) -> None:
         """One that isn't there may go as well."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAt:
+    """A store that is opened when it is asked for the first time; ``open`` raises OSError, and may again and again."""
+
+    where: str
+    open: Callable[[], ObjectStore]
 
 
 def check_name(name: str) -> str:
@@ -74,20 +87,42 @@ class LocalObjects:
 
     def put(self, name: str, data: bytes) -> None:
         path = self._path(name)
+        part = self._written(path.with_name(f".{path.name}{_PART}"), data)
+        try:
+            part.replace(path)
+        except BaseException:  # raised again
+            part.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        path = self._path(name)
+        # Of one's own: several may try at once. A crash leaves it, which nobody looks at.
+        own = f".{path.name[:96]}.{os.getpid()}.{threading.get_ident():x}{_PART}"
+        part = self._written(path.with_name(own), data)
+        try:
+            os.link(part, path)  # NFS, too, makes a link or finds one there (open(2), O_EXCL)
+        except FileExistsError:
+            return False
+        finally:
+            part.unlink(missing_ok=True)
+        _sync(path.parent)
+        return True
+
+    def _written(self, part: Path, data: bytes) -> Path:
+        """``data`` whole and durable under that name."""
         self._mounted()
-        self._folders(path.parent)
-        part = path.with_name(f".{path.name}{_PART}")
+        self._folders(part.parent)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             with open(descriptor, "wb") as file:  # noqa: PTH123 — the descriptor carries the mode
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            part.replace(path)
         except BaseException:  # raised again: a full volume must not also keep the part
             part.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
+        return part
 
     def get(self, name: str) -> bytes | None:
         path = self._path(name)

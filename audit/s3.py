@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import obstore
-from obstore.exceptions import BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
 from audit.objects import Stored, check_name
@@ -95,6 +95,16 @@ class S3Objects:
             obstore.put(self._store, check_name(name), data, use_multipart=False)
         except (BaseError, FileNotFoundError) as fault:
             raise self._failed("put", name, fault) from fault
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """By ``If-None-Match: *``; whoever counts on it looks whether the server keeps to that (audit.anchor)."""
+        try:
+            obstore.put(self._store, check_name(name), data, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        except (BaseError, FileNotFoundError) as fault:
+            raise self._failed("put", name, fault) from fault
+        return True
 
     def get(self, name: str) -> bytes | None:
         try:

@@ -183,7 +183,10 @@ class Shipper:
         self._stop.set()
 
     def _tell_notes(self) -> None:
-        """Into our own log: what was seen of the database belongs to the evidence."""
+        """Into our own log: what was seen of the database, and of the anchor, belongs to the evidence."""
+        fleet = self._parts.fleet
+        if fleet is not None and fleet.objects is not None:
+            self._database.notes += fleet.objects.take()
         while self._database.notes:
             kind, detail = self._database.notes.pop(0)
             place = Place(self._parts.sidecar, self._journal, self._parts.region, self._parts.place)

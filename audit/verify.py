@@ -48,12 +48,15 @@ _LEFT: Final = sa.text(
 class Options:
     """``verifier`` gives a log's key; ``anchor``: the notes kept outside; ``resume``: where progress is kept.
 
+    ``anchored_in``: of the object stores that were read, by where, how many entries the largest head there is of.
+
     ``resume_key``: what that file is authenticated with, for whoever writes it says what need not be looked at again.
     """
 
     verifier: Callable[[str], Verifier]
     now: datetime
     anchor: Sequence[str] = ()
+    anchored_in: Mapping[str, int] = field(default_factory=dict)
     witnesses: Sequence[Verifier] = ()  # whose cosignatures count
     resume: Path | None = None
     resume_key: bytes = b""
@@ -69,6 +72,7 @@ class Report:
     checkpoints: int = 0
     unsigned: int = 0
     anchored: bool = False
+    anchored_size: int = 0  # entries of the fleet's log that the largest head read in an anchor is of
     witnessed: datetime | None = None  # when a witness cosigned the fleet's log last
     faults: list[Fault] = field(default_factory=list)
     logs: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -89,6 +93,7 @@ class Report:
             "faults": [fault.shape() for fault in self.faults[:LISTED]],
             "faults_total": len(self.faults),
             "anchored": self.anchored,
+            "anchored_size": self.anchored_size,
             "witnessed": self.witnessed.isoformat() if self.witnessed else None,
             "unsigned": self.unsigned,
             "uncopied": self.uncopied,
@@ -124,6 +129,7 @@ class _Fleet:
     last: dict[str, tuple[datetime, bool]] = field(default_factory=dict)  # when it was heard of, whether it was closed
     gone: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     events: dict[str, str] = field(default_factory=dict)  # id → leaf
+    anchored: dict[str, int] = field(default_factory=dict)  # where → the largest head that was kept there
     there: bool = False
 
     def learn(self, told: Mapping[str, Any]) -> None:
@@ -133,6 +139,9 @@ class _Fleet:
             if told["values"]["kind"] == "partition_dropped":  # audit.retain
                 for log, ranges in told["values"]["detail"]["logs"].items():
                     self.gone.setdefault(log, []).extend((first, last) for first, last in ranges)
+            return
+        if kind == "anchored":
+            self.anchored[told["where"]] = max(told["size"], self.anchored.get(told["where"], 0))
             return
         log, at = told["log"], datetime.fromisoformat(told["at"])
         self.last[log] = (at, kind == "closed")
@@ -286,13 +295,15 @@ class _Verification:
     # --- between logs ---------------------------------------------------------------------------------------------
 
     def _check_fleet(self, row: Any) -> None:
-        heads = self._heads(FLEET)
+        heads, sound = self._heads(FLEET), True
         for note in self._options.anchor:
             found = read_head(FLEET, None, note, self._options.verifier(FLEET))
             if isinstance(found, Fault):
+                sound = False
                 self._fault(FaultKind.REPLACED_CHECKPOINT, FLEET, f"in the anchor: {found.detail}")
             else:
                 heads.append(Head(found.size, found.root, "the anchor"))
+                self._report.anchored_size = max(self._report.anchored_size, found.size)
         check = TreeCheck(FLEET, heads)
         signed = max((head.size for head in heads), default=0)
         c = fleet_entries.c
@@ -314,10 +325,24 @@ class _Verification:
             self._fault(FaultKind.INSERTION, FLEET, words, signed)
         self._report.witnessed = self._cosigned()
         fresh = self._report.witnessed is not None and self._options.now - self._report.witnessed <= FRESH
-        self._report.anchored = (bool(self._options.anchor) or fresh) and not result.faults
+        sound = self._not_put_back() and sound and self._report.anchored_size > 0
+        self._report.anchored = (sound or fresh) and not result.faults
         if row is not None and row.next_position != result.tree.size and not result.faults:
             words = f"the fleet's log is said to have {row.next_position} entries; there are {result.tree.size}"
             self._fault(FaultKind.TRUNCATED_TAIL, FLEET, words, result.tree.size)
+
+    def _not_put_back(self) -> bool:
+        """Whether each object store that was read has the heads that the fleet's log says were kept there."""
+        short = {
+            where: size
+            for where, size in self._options.anchored_in.items()
+            if size < self._fleet.anchored.get(where, 0)
+        }
+        for where, size in short.items():
+            told = self._fleet.anchored[where]
+            words = f"{where} had a head of {told} entries; its largest is of {size} now"
+            self._fault(FaultKind.ANCHOR_ROLLED_BACK, FLEET, words, told)
+        return not short
 
     def _cosigned(self) -> datetime | None:
         """When a witness that counts cosigned a stored head of the fleet's log last."""

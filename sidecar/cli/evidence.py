@@ -14,10 +14,12 @@ from typing import Annotated, NoReturn
 import sqlalchemy as sa
 import typer
 
+from audit.anchor import anchored_in
 from audit.evidence import Fault
 from audit.export import Trust, export
 from audit.fleet import FLEET, read_notes
 from audit.logbook import log_signer, origin_of
+from audit.objects import LocalObjects, ObjectStore
 from audit.search import Filter, SearchError
 from audit.store import transaction
 from audit.tables import audit_logs
@@ -31,7 +33,8 @@ from sidecar.cli.keeping import app
 from sidecar.cli.records import harmless
 from sidecar.core.model import Secret
 from sidecar.runtime.clock import now
-from sidecar.runtime.shipping import witnesses_of
+from sidecar.runtime.settings import Settings
+from sidecar.runtime.shipping import anchor_store, witnesses_of
 
 __all__ = ["app"]
 
@@ -105,7 +108,10 @@ def verify_command(
     keys: Annotated[
         Path | None, typer.Option(help="Verifier keys, one a line, instead of a configuration (DIR).")
     ] = None,
-    anchor: Annotated[Path | None, typer.Option(help="The anchor's file, instead of the configuration's.")] = None,
+    anchor: Annotated[
+        Path | None,
+        typer.Option(help="An anchor's file, or a directory of its objects, instead of the configuration's."),
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Keep how far this came in FILE, and go on from there.")] = None,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = min(4, os.cpu_count() or 1),
     as_json: JsonOption = False,
@@ -115,16 +121,12 @@ def verify_command(
         _end(_verify_directory(directory, config, jurisdiction, keys), as_json=as_json)
     with database(config, jurisdiction, application="warden-verify") as opened:
         settings, root = opened.settings, root_of(opened.settings)
-        section = settings.audit.anchor
-        path = anchor or (section.file if section is not None else None)
-        try:
-            notes = [] if path is None else read_notes(path)
-        except OSError as fault:
-            fail(Exit.DEPENDENCY, f"{path}: {fault.strerror}")
+        notes, anchored_in = _outside(settings, anchor)
         options = Options(
             verifier=_verifier(root, opened.jurisdiction),
             now=datetime.now(UTC),
-            anchor=notes[-1:],
+            anchor=notes,
+            anchored_in=anchored_in,
             witnesses=[witness.verifier for witness in witnesses_of(settings)],
             resume=resume,
             resume_key=hmac.digest(root.reveal(), b"warden verify " + opened.jurisdiction.encode(), hashlib.sha256),
@@ -138,6 +140,26 @@ def verify_command(
         except OSError as fault:
             fail(Exit.DEPENDENCY, f"{fault.filename or resume}: {fault.strerror}")
     _end(report, as_json=as_json)
+
+
+def _outside(settings: Settings, given: Path | None) -> tuple[list[str], dict[str, int]]:
+    """The newest notes that anchors hold, and of each object store how many entries its largest head is of."""
+    section, notes, sizes = settings.audit.anchor, [], {}
+    try:
+        file = section.file if section is not None and given is None else given
+        at = anchor_store(settings) if given is None else None
+        store: ObjectStore | None = at.open() if at is not None else None
+        if given is not None and given.is_dir():
+            file, store = None, LocalObjects(given)
+        if file is not None:
+            notes += read_notes(file)[-1:]
+        if store is not None:
+            heads = anchored_in(store)
+            notes += [head.note for head in heads]
+            sizes[store.where] = max((head.size for head in heads), default=0)
+    except OSError as fault:
+        fail(Exit.DEPENDENCY, f"{fault.filename}: {fault.strerror}" if fault.filename else str(fault))
+    return notes, sizes
 
 
 @app.command()
@@ -204,6 +226,8 @@ def _print(report: Report) -> None:
         typer.echo(f"{report.unsigned} records are newer than the last signed head")
     if report.logs and not report.anchored:
         typer.echo("not anchored: nothing outside this database says how long the fleet's log is")
+    elif report.anchored_size:
+        typer.echo(f"anchored: a head of the fleet's first {report.anchored_size} entries was read in the anchor")
     if report.uncopied:
         words = "what they have not shipped yet is lost with a disk (audit.journal.copy)"
         typer.echo(f"not copied: {len(report.uncopied)} sidecars at work copy nothing outside their node; {words}")

@@ -16,6 +16,7 @@ from policies.units import Duration, Size, parse_duration
 from policies.validating import validate
 from policies.yamlfile import Problem
 from sidecar.runtime.copy_settings import CopySection
+from sidecar.runtime.object_settings import ObjectsSection, place_of_objects
 
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
@@ -294,12 +295,13 @@ class AnchorSection(_Section):
     """Where the fleet's log's heads are kept besides the database, where its administrators cannot change them."""
 
     file: Path | None = None  # appended to; on a volume of its own, or one that is copied away
+    objects: ObjectsSection | None = None  # each head under a name of its own, never written over
     witnesses: tuple[WitnessSection, ...] = Field((), max_length=8)
 
     @model_validator(mode="after")
     def _some(self) -> Self:
-        if self.file is None and not self.witnesses:
-            raise ValueError("anchors nothing: write file, witnesses, or both")
+        if self.file is None and self.objects is None and not self.witnesses:
+            raise ValueError("anchors nothing: write file, objects, witnesses, or several of them")
         return self
 
 
@@ -385,6 +387,8 @@ def _own_parts(section: AuditSection) -> dict[str, tuple[str, ...]]:
         found["keys.vault"] = (keys.vault.prefix, keys.vault.address, keys.vault.mount)
     if anchor is not None and anchor.file is not None:
         found["anchor.file"] = (str(anchor.file),)
+    if anchor is not None and anchor.objects is not None:
+        found["anchor.objects"] = place_of_objects(anchor.objects)
     return found
 
 

@@ -29,6 +29,7 @@ from audit.fleet import FileAnchor, Fleet
 from audit.follow import Follower, write_shipped
 from audit.keys import FileKeys, KeyProvider, Survivors
 from audit.logbook import ForkError, LogBook
+from audit.objects import StoreAt
 from audit.poison import PoisonKeeper
 from audit.seal import KeyFault, load_root_key
 from audit.segments import FaultKind, SegmentInfo
@@ -40,6 +41,7 @@ from audit.vault import Vault
 from audit.witness import Witness
 from sidecar.core.model import Secret
 from sidecar.runtime.dsn import sidecar_dsn
+from sidecar.runtime.object_settings import objects_at
 from sidecar.runtime.released import Released, place_of, refuse_stranded
 from sidecar.runtime.settings import Settings
 from sidecar.telemetry import logs
@@ -50,6 +52,7 @@ __all__ = [
     "AlreadyShippingError",
     "JournalSource",
     "alone",
+    "anchor_store",
     "bind_to_parent",
     "content_root",
     "keep_memory",
@@ -183,6 +186,12 @@ def witnesses_of(settings: Settings) -> list[Witness]:
     return [Witness(each.url, parse_verifier(each.key)) for each in (section.witnesses if section else ())]
 
 
+def anchor_store(settings: Settings) -> StoreAt | None:
+    """Where the fleet's heads are kept as objects; None: nowhere."""
+    section = settings.audit.anchor
+    return None if section is None or section.objects is None else objects_at(section.objects, "audit.anchor.objects")
+
+
 def _logs(settings: Settings, directory: Path) -> tuple[LogBook, Fleet]:
     root = content_root(settings)
     if isinstance(root, KeyFault):
@@ -190,7 +199,7 @@ def _logs(settings: Settings, directory: Path) -> tuple[LogBook, Fleet]:
     jurisdiction, section = settings.audit.database.jurisdiction, settings.audit.anchor
     anchor = None if section is None or section.file is None else FileAnchor(section.file)
     book = LogBook(directory / "log", settings.sidecar.name, jurisdiction, root, secrets.token_bytes)
-    return book, Fleet(directory / "fleet", jurisdiction, root, anchor, witnesses_of(settings))
+    return book, Fleet(directory / "fleet", jurisdiction, root, anchor, witnesses_of(settings), anchor_store(settings))
 
 
 class Shipment:

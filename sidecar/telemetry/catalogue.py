@@ -306,7 +306,11 @@ _AUDIT: Final = (
         _OF_DATABASE,
         "seconds",
     ),
-    _gauge("warden_ship_anchored", "1 while the anchor's file and witnesses take the fleet's heads.", _OF_DATABASE),
+    _gauge(
+        "warden_ship_anchored",
+        "1 while anchor and witnesses take the fleet's heads.",
+        _OF_DATABASE,
+    ),
     _counter(
         "warden_poisoned_records_total",
         "Journal entries that could not be read or stored, and were set aside.",

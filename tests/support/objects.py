@@ -12,12 +12,16 @@ from audit.segments import segments_in
 
 
 class MemoryObjects:
-    """``ObjectStore``. ``fail``: what every call raises; ``lies``: bytes are kept changed; ``hold``: puts wait."""
+    """``ObjectStore``. ``fail``: what every call raises; ``lies``: bytes are kept changed; ``hold``: puts wait.
+
+    ``overwrites``: it knows no conditional writes.
+    """
 
     def __init__(self) -> None:
         self.kept: dict[str, bytes] = {}
         self.fail: OSError | None = None
         self.lies = False
+        self.overwrites = False
         self.hold: threading.Event | None = None
         self.entered = threading.Event()
         self.puts: list[str] = []
@@ -35,6 +39,12 @@ class MemoryObjects:
         if self.fail is not None:
             raise self.fail
         self.kept[name] = data[:-1] + bytes([data[-1] ^ 1]) if self.lies else data
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        if name in self.kept and not self.overwrites:
+            return False
+        self.put(name, data)
+        return True
 
     def get(self, name: str) -> bytes | None:
         if self.fail is not None:

@@ -23,6 +23,7 @@ from audit.content import ContentSealer
 from audit.fleet import FileAnchor, Fleet
 from audit.keys import FileKeys, KeyProvider
 from audit.logbook import LogBook
+from audit.objects import ObjectStore, StoreAt
 from audit.poison import PoisonKeeper
 from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Settled, encode
 from audit.seal import load_root_key
@@ -168,6 +169,7 @@ def shipper(
     witnesses: Sequence[Witness] = (),
     sidecar: str = "pod-1",
     region: str = "eu-west-1",
+    objects: ObjectStore | None = None,
 ) -> Shipper:
     """A shipper on real parts but for its source; small bounds, so that tests are quick."""
     sealer = ContentSealer(ROOT)
@@ -187,7 +189,12 @@ def shipper(
         chance=random.Random(seed).random,
         ended=ended,
         fleet=Fleet(
-            directory / "fleet", jurisdiction, Secret(ROOT), None if anchor is None else FileAnchor(anchor), witnesses
+            directory / "fleet",
+            jurisdiction,
+            Secret(ROOT),
+            None if anchor is None else FileAnchor(anchor),
+            witnesses,
+            None if objects is None else StoreAt(objects.where, lambda: objects),
         ),
     )
     return Shipper(

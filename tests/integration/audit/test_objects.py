@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -49,6 +50,17 @@ def test_objects_are_put_whole_found_by_folder_and_deleted(objects: ObjectStore)
     objects.delete("a/x")
     assert names(objects, "a") == [("a/y", 3)]
     assert all(abs(each.at - before) < 120 for each in objects.list())
+
+
+def test_what_is_new_is_never_written_over_what_is_there(objects: ObjectStore) -> None:
+    assert objects.put_new("heads/a", b"first")
+    assert not objects.put_new("heads/a", b"second")
+    assert objects.get("heads/a") == b"first"
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda n: objects.put_new("heads/b", b"%d" % n), range(8)))
+    assert objects.get("heads/b") == b"%d" % won.index(True)
+    assert won.count(True) == 1
+    assert names(objects, "heads") == [("heads/a", 5), ("heads/b", 1)]
 
 
 @pytest.mark.parametrize("name", ["", "/a", "../a", "a/../../b", "a//b", ".hidden", "a/", "a\0b", "a" * 200, "ä"])
