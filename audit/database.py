@@ -90,5 +90,8 @@ class Database:
         with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
             if today != self._today:
                 store.ensure_partitions(connection, store.days_ahead(today))
-            storing.commit(connection, batch, self._parts.vault.provider)
+            altered = storing.commit(connection, batch, self._parts.vault.provider)
         self._today = today
+        for key in altered:
+            self.status.poisoned += 1
+            self._note("data_key_altered", data_key=key.id, tenant=key.tenant, version=key.version)

@@ -1,4 +1,4 @@
-"""The keys that content is sealed under: one master key a tenant and version (KEK), from files that can be destroyed.
+"""The keys that content is sealed under: one master key a tenant and version (KEK), and who keeps them.
 
 KEK → data key (tenant, retention, day, subject) → record key (call) → column key. A provider keeps KEKs only; data keys
 lie wrapped in the database. Destroying a KEK's version makes every data key wrapped under it unreadable, in every
@@ -9,29 +9,32 @@ restored from before still opens for everybody but the erased.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from audit.seal import KEY_BYTES, Random
 from audit.spool import write_whole
 
-__all__ = ["FileKeys", "KeyAlteredError", "KeyFaultError", "KeyGoneError", "KeyProvider", "Survivors"]
+__all__ = [
+    "KeyAlteredError", "KeyFaultError", "KeyGoneError", "KeyMissingError", "KeyProvider", "KeyStore",
+    "Marks", "Survivors",
+]  # fmt: skip
 
-_NONCE: Final = 12
 _SAFE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 REMEMBERED: Final = 256  # tenants whose survivors are in memory
-_VERSION: Final = re.compile(r"([1-9][0-9]{0,8})\.key")
+KNOWN: Final = 16_384  # tenants whose destroyed versions are in memory
 
 
 class KeyFaultError(OSError):
     """The keys cannot be reached or are not what they should be; waiting or a person may help."""
+
+
+class KeyMissingError(KeyFaultError):
+    """Master keys that data keys are wrapped under are not where they should be, and nobody destroyed them."""
 
 
 class KeyGoneError(Exception):
@@ -42,19 +45,19 @@ class KeyAlteredError(KeyGoneError):
     """These bytes are not what was wrapped: somebody altered them, or they were wrapped elsewhere."""
 
 
-class KeyProvider(Protocol):
-    """Who keeps the master keys. All raise KeyFaultError where the provider cannot answer."""
+class KeyStore(Protocol):
+    """Who keeps the master keys. All raise KeyFaultError where the store cannot answer."""
 
-    def current(self, tenant: str) -> int:
-        """The version to wrap under; made where the tenant has none."""
+    def latest(self, tenant: str) -> int | None:
+        """The version to wrap under; None where the tenant has none."""
         ...
 
     def versions(self, tenant: str) -> list[int]:
-        """Those that can still unwrap, oldest first."""
+        """Those whose key is here, oldest first; one whose destruction broke off half-way is among them."""
         ...
 
     def destroyed(self, tenant: str, version: int) -> bool:
-        """Whether that version was destroyed here, and is not merely absent."""
+        """Whether that version was destroyed here: not merely absent, and its key gone."""
         ...
 
     def wrap(self, tenant: str, version: int, key: bytes, context: bytes) -> bytes:
@@ -70,15 +73,34 @@ class KeyProvider(Protocol):
         ...
 
     def rotate(self, tenant: str) -> int:
-        """A new current version; the old ones still unwrap."""
+        """A new current version, a tenant's first too; the old ones still unwrap."""
         ...
 
     def destroy(self, tenant: str, version: int, survivors: Mapping[str, tuple[int, bytes]]) -> None:
-        """Make a version unusable for ever; first keep ``survivors`` (data key → version, wrapped) beside the rest."""
+        """Make this and all older versions unusable for ever; first keep ``survivors`` (data key → version, wrapped).
+
+        Broken off anywhere, it can be done again.
+        """
+        ...
+
+    def give_up(self, tenant: str, versions: Collection[int]) -> None:
+        """These are lost: never use their numbers again, nor their keys should a copy come back."""
         ...
 
     def survivor(self, tenant: str, key_id: str) -> tuple[int, bytes] | None:
         """A data key as it was wrapped last; None for one that was destroyed, or is as the database has it."""
+        ...
+
+    def where(self, tenant: str) -> str:
+        """The place of a tenant's keys, for messages."""
+        ...
+
+
+class KeyProvider(KeyStore, Protocol):
+    """A store that makes a tenant's first key where it may."""
+
+    def current(self, tenant: str) -> int:
+        """The version to wrap under; made where the tenant has none."""
         ...
 
 
@@ -122,119 +144,62 @@ class Survivors:
         return folder_of(self._directory, tenant) / "survivors"
 
 
-class FileKeys:
-    """A directory with one folder a tenant and one file a version, shared by all who seal or open in a jurisdiction."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Versions that were destroyed or given up: all until one, and ``others``. No number is ever used again."""
 
-    def __init__(self, directory: Path, random: Random) -> None:
-        self._directory, self._random = directory, random
-        self._known: dict[tuple[str, int], tuple[bytes, tuple[int, int]]] = {}
-        self._survivors = Survivors(directory)
+    until: int = 0
+    others: frozenset[int] = frozenset()
 
-    def current(self, tenant: str) -> int:
-        found = self.versions(tenant)
-        return found[-1] if found else self._make(tenant, self._last(tenant) + 1)
+    def __contains__(self, version: int) -> bool:
+        return 0 < version <= self.until or version in self.others
 
-    def versions(self, tenant: str) -> list[int]:
-        try:
-            names = [path.name for path in self._folder(tenant).iterdir()]
-        except FileNotFoundError:
-            return []
-        except OSError as fault:
-            raise KeyFaultError(f"{self._folder(tenant)}: {fault.strerror}") from fault
-        return sorted(int(match[1]) for name in names if (match := _VERSION.fullmatch(name)))
+    @property
+    def last(self) -> int:
+        return max(self.until, *self.others, 0)
 
-    def destroyed(self, tenant: str, version: int) -> bool:
-        return 0 < version <= self._last(tenant)
 
-    def wrap(self, tenant: str, version: int, key: bytes, context: bytes) -> bytes:
-        nonce = self._random(_NONCE)
-        return nonce + AESGCM(self._key(tenant, version)).encrypt(nonce, key, context)
+class Marks:
+    """Which versions were destroyed or given up, in a file a tenant beside its keys, or what is wrapped under them."""
 
-    def unwrap(self, tenant: str, version: int, wrapped: bytes, context: bytes) -> bytes:
-        try:
-            return AESGCM(self._key(tenant, version)).decrypt(wrapped[:_NONCE], wrapped[_NONCE:], context)
-        except (InvalidTag, ValueError):
-            raise KeyAlteredError(
-                f"a data key of {tenant!r} was not wrapped by version {version}, or altered"
-            ) from None
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, tuple[Ended, tuple[int, int]]] = {}
 
-    def mac(self, tenant: str, version: int, text: bytes) -> bytes:
-        return hashlib.blake2b(text, key=self._key(tenant, version), digest_size=16, person=b"warden lookup").digest()
-
-    def rotate(self, tenant: str) -> int:
-        return self._make(tenant, max([*self.versions(tenant), self._last(tenant)]) + 1)
-
-    def destroy(self, tenant: str, version: int, survivors: Mapping[str, tuple[int, bytes]]) -> None:
-        folder = self._folder(tenant)
-        try:
-            self._survivors.keep(tenant, version, survivors)
-            path = folder / f"{version}.key"
-            with path.open("r+b") as file:  # its blocks too, where the file system writes in place
-                file.write(bytes(KEY_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
-            path.unlink()
-            write_whole(folder / "destroyed", str(max(version, self._last(tenant))).encode())
-        except FileNotFoundError:
-            pass
-        except OSError as fault:
-            raise KeyFaultError(f"{folder}: {fault.strerror}") from fault
-        self._known.pop((tenant, version), None)
-
-    def survivor(self, tenant: str, key_id: str) -> tuple[int, bytes] | None:
-        return self._survivors.find(tenant, key_id)
-
-    def _key(self, tenant: str, version: int) -> bytes:
-        """Looked at each time: a key that was destroyed must not live on in a process that remembers it."""
-        path = self._folder(tenant) / f"{version}.key"
+    def ended(self, tenant: str) -> Ended:
+        """Raises KeyFaultError for a mark that says nothing: a number might be used again, a key come back."""
+        path = folder_of(self._directory, tenant) / "destroyed"
         try:
             told = path.stat()
             stamp = (told.st_ino, told.st_mtime_ns)
-            known = self._known.get((tenant, version))
-            if known is not None and known[1] == stamp:
-                return known[0]
-            data = path.read_bytes()
+            known = self._known.get(tenant)
+            if known is None or known[1] != stamp:
+                until, *others = map(int, path.read_text(encoding="ascii").split())
+                known = self._known[tenant] = (Ended(until, frozenset(others)), stamp)
+                bound(self._known, KNOWN)
         except FileNotFoundError:
-            self._known.pop((tenant, version), None)
-            raise KeyGoneError(f"version {version} of the key of {tenant!r} is gone") from None
+            return Ended()
+        except ValueError:
+            raise KeyFaultError(f"{path}: does not say which versions were destroyed") from None
         except OSError as fault:
             raise KeyFaultError(f"{path}: {fault.strerror}") from fault
-        if len(data) != KEY_BYTES:
-            raise KeyFaultError(f"{path}: must be exactly {KEY_BYTES} bytes")
-        if data == bytes(KEY_BYTES):
-            raise KeyGoneError(f"version {version} of the key of {tenant!r} is being destroyed")
-        self._known[tenant, version] = (data, stamp)
-        return data
+        return known[0]
 
-    def _make(self, tenant: str, version: int) -> int:
-        """Whole or not at all, and never over another's: several sidecars may make a tenant's first key at once."""
-        folder = self._folder(tenant)
-        part = folder / f".{self._random(8).hex()}.part"
+    def mark(self, tenant: str, *, until: int = 0, others: Collection[int] = ()) -> None:
+        """All versions ``until`` one, and ``others``; durable when this returns. Raises KeyFaultError."""
+        ended = self.ended(tenant)
+        numbers = [max(ended.until, until), *sorted(ended.others | frozenset(others))]
+        path = folder_of(self._directory, tenant) / "destroyed"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(part, self._random(KEY_BYTES))
-            os.link(part, folder / f"{version}.key")
-            part.unlink()
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        except FileExistsError:
-            part.unlink(missing_ok=True)
+            write_whole(path, " ".join(map(str, numbers)).encode())
         except OSError as fault:
-            raise KeyFaultError(f"{folder}: {fault.strerror}") from fault
-        return version
+            raise KeyFaultError(f"{path}: {fault.strerror}") from fault
 
-    def _last(self, tenant: str) -> int:
-        """The highest version that was destroyed: a number is never used again."""
-        try:
-            return int((self._folder(tenant) / "destroyed").read_text(encoding="ascii"))
-        except (FileNotFoundError, ValueError):
-            return 0
 
-    def _folder(self, tenant: str) -> Path:
-        return folder_of(self._directory, tenant)
+def bound(known: dict[Any, Any], most: int) -> None:
+    """Forget the oldest of more than ``most``."""
+    while len(known) > most:
+        known.pop(next(iter(known)))
 
 
 def folder_of(directory: Path, tenant: str) -> Path:

@@ -18,10 +18,11 @@ from audit.rows import Identity
 from audit.tables import data_keys
 from audit.vault import KeyRow, Opened, lookup, open_column, open_content, record_key, unwrap
 
-__all__ = ["ERASED", "Opener", "Unsealed", "key_row"]
+__all__ = ["ALTERED", "ERASED", "NO_KEY", "Opener", "Unsealed", "key_row"]
 
 ERASED: Final = "erased"
 NO_KEY: Final = "unreadable: the key it is sealed under is not here"
+ALTERED: Final = "unreadable: the key it is sealed under was altered"
 CONVERSATION_KEYS: Final = 100_000  # data keys that one search for a conversation may open
 _TEXTS: Final = msgspec.msgpack.Decoder(list[bytes])
 _IDENTITY: Final = msgspec.msgpack.Decoder(Identity)
@@ -73,7 +74,8 @@ class Opener:
         """``row`` holds the sealed columns."""
         key = self.record_key(row)
         if key is None:
-            return Unsealed(why=ERASED if self.secret(row["data_key"]).destroyed else NO_KEY)
+            found = self.secret(row["data_key"])
+            return Unsealed(why=ERASED if found.destroyed else ALTERED if found.altered else NO_KEY)
         try:
             identity = _IDENTITY.decode(open_column(key, "identity", bytes(row["identity_sealed"])))
             if not content:

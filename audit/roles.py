@@ -49,7 +49,8 @@ _EVIDENCE: Final = (
     "usage_hours",
 )  # fmt: skip
 _EVERYBODY: Final = ("SELECT ON warden.database_facts", "SELECT ON warden.alembic_version")
-_READS: Final = (*(f"SELECT ON warden.{table}" for table in _EVIDENCE), "INSERT ON warden.audit_events")
+_KEY_VERSIONS: Final = "EXECUTE ON FUNCTION warden.key_versions(text)"
+_READS: Final = (*(f"SELECT ON warden.{table}" for table in _EVIDENCE), "INSERT ON warden.audit_events", _KEY_VERSIONS)
 
 GRANTS: Final = {
     RoleKind.SIDECAR: (
@@ -71,6 +72,7 @@ GRANTS: Final = {
         "SELECT ON warden.token_denials",
         "EXECUTE ON FUNCTION warden.make_partition(text, date)",
         "EXECUTE ON FUNCTION warden.living_keys(text[])",
+        _KEY_VERSIONS,
         "EXECUTE ON FUNCTION warden.restore_events(bigint)",
     ),
     RoleKind.READER: (*_EVERYBODY, *_READS),

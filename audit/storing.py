@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from audit import rollup
 from audit.batch import Batch, Cursor, Row
-from audit.keys import KeyGoneError, KeyProvider, context_of
+from audit.keys import KeyGoneError, KeyMissingError, KeyProvider, context_of
 from audit.merkle import Frontier
 from audit.rows import CALL_COLUMNS, EVENT_COLUMNS, CallRow, EventRow
 from audit.store import ensure_partitions, is_data_fault
@@ -81,16 +81,16 @@ def tree_of(connection: sa.Connection, log: str) -> Frontier:
         raise ForeignTreeError(f"the frontier of {log} is none: {fault}") from fault
 
 
-def commit(connection: sa.Connection, batch: Batch, provider: KeyProvider) -> None:
-    """Store a batch, once, inside the caller's transaction.
+def commit(connection: sa.Connection, batch: Batch, provider: KeyProvider) -> list[KeyRow]:
+    """Store a batch, once, inside the caller's transaction; the data keys of it that somebody altered.
 
     Raises RejectedError, and FencedError, BehindError or ForeignTreeError where the database is not as it was before
     the batch; it is fine where it is already as after it (the answer to an earlier COMMIT may have been lost).
     """
     if _claim(connection, batch):
-        return
+        return []
     ensure_partitions(connection, {row.started.date() for row in batch.rows if isinstance(row, CallRow)})
-    _insert_keys(connection, batch.keys, provider)
+    altered = _insert_keys(connection, batch.keys, provider)
     refused = _insert(connection, _CALLS, [row for row in batch.rows if isinstance(row, CallRow)])
     refused += _insert(connection, _EVENTS, [row for row in batch.rows if isinstance(row, EventRow)])
     if refused:
@@ -102,6 +102,7 @@ def commit(connection: sa.Connection, batch: Batch, provider: KeyProvider) -> No
         values = {"digest": bundle.digest, "content": bundle.content, "first_loaded_at": at, "sidecar": batch.sidecar}
         connection.execute(pg_insert(bundles).values(values).on_conflict_do_nothing())
     _advance(connection, batch)
+    return altered
 
 
 def _claim(connection: sa.Connection, batch: Batch) -> bool:
@@ -169,14 +170,15 @@ def lock_keys(connection: sa.Connection, tenants: Sequence[str], *, alone: bool 
         connection.execute(sa.text(f"SELECT {act}(hashtextextended(:name, 7))"), {"name": f"warden.keys {tenant}"})
 
 
-def _insert_keys(connection: sa.Connection, rows: Sequence[KeyRow], provider: KeyProvider) -> None:
+def _insert_keys(connection: sa.Connection, rows: Sequence[KeyRow], provider: KeyProvider) -> list[KeyRow]:
     if not rows:
-        return
+        return []
     tenants = {row.tenant for row in rows}
     lock_keys(connection, list(tenants))
     current = {tenant: provider.current(tenant) for tenant in tenants}  # while the lock is held, nobody renews them
     now = connection.scalar(sa.select(sa.func.now()))
-    kept = [row if row.version == current[row.tenant] else _late(connection, row, provider) for row in rows]
+    altered: list[KeyRow] = []
+    kept = [row if row.version == current[row.tenant] else _late(connection, row, provider, altered) for row in rows]
     values = [
         {
             "id": row.id, "tenant": row.tenant, "days": row.days, "day": row.day, "version": row.version,
@@ -186,12 +188,26 @@ def _insert_keys(connection: sa.Connection, rows: Sequence[KeyRow], provider: Ke
         for row in kept
     ]  # fmt: skip
     connection.execute(pg_insert(data_keys).on_conflict_do_nothing(), values)
+    return altered
 
 
-def _late(connection: sa.Connection, row: KeyRow, provider: KeyProvider) -> KeyRow:
-    """A key from before its tenant's master key was renewed: wrapped anew; destroyed where its subject was erased."""
-    secret = unwrap(provider, row).secret
+def _late(connection: sa.Connection, row: KeyRow, provider: KeyProvider, altered: list[KeyRow]) -> KeyRow:
+    """A key from before its tenant's master key was renewed: wrapped anew; destroyed where its subject was erased.
+
+    One that was altered stays as it is: nobody destroyed it. Raises KeyMissingError where its master key is neither
+    here nor was destroyed.
+    """
+    found = unwrap(provider, row)
+    secret = found.secret
     gone = msgspec.structs.replace(row, wrapped=None, subject_sealed=None, subject_mac=None)
+    if found.altered:
+        altered.append(row)
+        return row
+    if secret is None and not found.destroyed:
+        raise KeyMissingError(
+            f"{provider.where(row.tenant)}: version {row.version} of the master key of {row.tenant!r} is not there, and"
+            " nobody destroyed it; records that are sealed under it wait"
+        )
     if secret is None:
         return gone
     name = open_subject(secret, row)

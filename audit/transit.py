@@ -8,14 +8,14 @@ import http.client
 import json
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from audit.asking import ask
-from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError, Survivors
+from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError, Marks, Survivors
 from audit.secretfile import KeyFault, read_secret
 
 __all__ = ["Transit", "TransitKeys"]
@@ -60,22 +60,20 @@ def _key(told: Any) -> _Key:
 
 
 class TransitKeys:
-    """``audit.keys.KeyProvider`` over the engine. ``survivors`` are wrapped, so they lie in a directory."""
+    """``audit.keys.KeyProvider`` over the engine. What is wrapped, and what was given up, is in ``directory``."""
 
-    def __init__(self, place: Transit, survivors: Survivors) -> None:
-        self._place, self._survivors = place, survivors
+    def __init__(self, place: Transit, directory: Path) -> None:
+        self._place, self._survivors, self._marks = place, Survivors(directory), Marks(directory)
         url = urlsplit(place.address)
         self._host, self._port, self._secure = url.hostname or "", url.port, url.scheme == "https"
         self._context = ssl.create_default_context(cafile=place.ca_file) if self._secure else None
 
     def current(self, tenant: str) -> int:
+        return self.latest(tenant) or self.rotate(tenant)
+
+    def latest(self, tenant: str) -> int | None:
         found = self._read(tenant)
-        if found is None:
-            self._call("POST", f"keys/{self._name(tenant)}", {"type": "aes256-gcm96", "exportable": False})
-            found = self._read(tenant)
-        if found is None:
-            raise KeyFaultError(f"{self._place.address}: a key that was just made is not there")
-        return found.latest
+        return None if found is None or found.latest in self._marks.ended(tenant) else found.latest
 
     def versions(self, tenant: str) -> list[int]:
         found = self._read(tenant)
@@ -83,13 +81,16 @@ class TransitKeys:
 
     def destroyed(self, tenant: str, version: int) -> bool:
         found = self._read(tenant)
-        return found is not None and 0 < version < found.available
+        trimmed = found is not None and 0 < version < found.available
+        return trimmed or version in self._marks.ended(tenant)
 
     def wrap(self, tenant: str, version: int, key: bytes, context: bytes) -> bytes:
         told = {"plaintext": _b64(key), "associated_data": _b64(context), "key_version": version}
         return self._text(self._call("POST", f"encrypt/{self._name(tenant)}", told), "ciphertext").encode()
 
     def unwrap(self, tenant: str, version: int, wrapped: bytes, context: bytes) -> bytes:
+        if version in self._marks.ended(tenant):
+            raise KeyGoneError(f"version {version} of the key of {tenant!r} was given up")
         if not wrapped.startswith(b"vault:v%d:" % version):
             raise KeyAlteredError(f"a data key of {tenant!r} was not wrapped by version {version}, or altered")
         told = {"ciphertext": wrapped.decode("ascii", "replace"), "associated_data": _b64(context)}
@@ -113,9 +114,22 @@ class TransitKeys:
         return mac
 
     def rotate(self, tenant: str) -> int:
-        self.current(tenant)
-        self._call("POST", f"keys/{self._name(tenant)}/rotate", {})
-        return self.current(tenant)
+        """The engine numbers by itself, an empty one from 1: as often as it takes to be past what was given up."""
+        made = self._renewed(tenant)
+        while made <= self._marks.ended(tenant).last:
+            made = self._renewed(tenant)
+        return made
+
+    def _renewed(self, tenant: str) -> int:
+        before = self._read(tenant)
+        if before is None:
+            self._call("POST", f"keys/{self._name(tenant)}", {"type": "aes256-gcm96", "exportable": False})
+        else:
+            self._call("POST", f"keys/{self._name(tenant)}/rotate", {})
+        found = self._read(tenant)
+        if found is None or (before is not None and found.latest <= before.latest):
+            raise KeyFaultError(f"{self._place.address}: a key that was just made is not there")
+        return found.latest
 
     def destroy(self, tenant: str, version: int, survivors: Mapping[str, tuple[int, bytes]]) -> None:
         """The engine trims from the oldest on: what is older than ``version`` goes with it."""
@@ -125,6 +139,12 @@ class TransitKeys:
         self._call("POST", f"keys/{name}/trim", {"min_available_version": least})
         if not self.destroyed(tenant, version):
             raise KeyFaultError(f"{self._place.address}: version {version} of {name} was to be destroyed, and is not")
+
+    def give_up(self, tenant: str, versions: Collection[int]) -> None:
+        self._marks.mark(tenant, others=versions)
+
+    def where(self, tenant: str) -> str:
+        return f"{self._place.address} {self._place.mount}/keys/{self._name(tenant)}"
 
     def survivor(self, tenant: str, key_id: str) -> tuple[int, bytes] | None:
         return self._survivors.find(tenant, key_id)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import OrderedDict
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date
 from typing import Final
@@ -16,7 +15,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from audit.content import ContentError
-from audit.keys import KeyFaultError, KeyGoneError, KeyProvider, context_of
+from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError, KeyProvider, context_of
 from audit.seal import KEY_BYTES, Random
 
 __all__ = [
@@ -157,22 +156,35 @@ def open_subject(secret: bytes, row: KeyRow) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A data key that could be unwrapped; ``destroyed``: it never can be again, else it is merely not here."""
+    """A data key that could be unwrapped. Where not, it was ``destroyed``, or ``altered``, or it is merely not here."""
 
     secret: bytes | None
     destroyed: bool = False
+    altered: bool = False
 
 
 def unwrap(provider: KeyProvider, row: KeyRow) -> Opened:
     """From the database's copy, else from where survivors of an erasure are kept. Raises KeyFaultError."""
-    if row.wrapped is not None:
-        with suppress(KeyGoneError):
-            return Opened(provider.unwrap(row.tenant, row.version, row.wrapped, row.context))
-    survivor = provider.survivor(row.tenant, row.id)  # looked for only then: thousands are unwrapped by one search
-    if survivor is not None:
-        with suppress(KeyGoneError):
-            return Opened(provider.unwrap(row.tenant, *survivor, row.context))
+    altered = False
+    for version, wrapped in _copies(provider, row):
+        try:
+            return Opened(provider.unwrap(row.tenant, version, wrapped, row.context))
+        except KeyAlteredError:
+            altered = True
+        except KeyGoneError:
+            continue
+    if altered:
+        return Opened(None, altered=True)
     return Opened(None, destroyed=row.wrapped is None or provider.destroyed(row.tenant, row.version))
+
+
+def _copies(provider: KeyProvider, row: KeyRow) -> Iterator[tuple[int, bytes]]:
+    """The survivors' is looked for only where the database's did not open: thousands are unwrapped by one search."""
+    if row.wrapped is not None:
+        yield row.version, row.wrapped
+    survivor = provider.survivor(row.tenant, row.id)
+    if survivor is not None:
+        yield survivor
 
 
 # --- one record ---------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ import psycopg
 
 from audit import store
 from audit.content import ContentSealer
+from audit.filekeys import FileKeys
 from audit.fleet import Fleet
 from audit.journal import Bounds as JournalBounds
 from audit.journal import Journal, Origin
-from audit.keys import FileKeys
 from audit.logbook import LogBook, log_signer, origin_of
 from audit.poison import PoisonKeeper
 from audit.record import encode

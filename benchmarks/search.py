@@ -17,7 +17,7 @@ import psycopg
 import sqlalchemy as sa
 
 from audit import store
-from audit.keys import FileKeys
+from audit.filekeys import FileKeys
 from audit.opening import Opener
 from audit.search import Asker, Filter, search
 from benchmarks import search_rows

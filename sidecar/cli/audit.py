@@ -132,7 +132,7 @@ def show(
     asker = asker_of(now(), reason, reveal=reveal)
     with database(config, jurisdiction, application="warden-audit") as opened:
         try:
-            found = show_record(opened.engine, call_id, asker, opener_of(opened.settings), opened.jurisdiction)
+            found = show_record(opened.engine, call_id, asker, opener_of(opened), opened.jurisdiction)
         except SearchError as fault:
             fail(Exit.USAGE, str(fault))
     if found is None:
@@ -149,7 +149,7 @@ def show(
 def _search(config: Path, jurisdiction: str | None, asked: Filter, asker: Asker) -> Page:
     with database(config, jurisdiction, application="warden-audit") as opened:
         try:
-            return search_records(opened.engine, asked, asker, opener_of(opened.settings), opened.jurisdiction)
+            return search_records(opened.engine, asked, asker, opener_of(opened), opened.jurisdiction)
         except SearchError as fault:
             fail(Exit.USAGE, str(fault))
 

@@ -17,8 +17,9 @@ from sidecar.cli.common import Exit, fail
 from sidecar.cli.desk import load_settings
 from sidecar.core.model import Secret
 from sidecar.runtime.dsn import sidecar_dsn
+from sidecar.runtime.masterkeys import keys_of
 from sidecar.runtime.settings import Settings
-from sidecar.runtime.shipping import content_root, keys_of
+from sidecar.runtime.shipping import content_root
 
 __all__ = ["Database", "database", "opener_of", "root_of", "settings_of"]
 
@@ -78,9 +79,9 @@ def words(fault: sa.exc.SQLAlchemyError) -> str:
     return " ".join(filter(None, [type(cause).__name__, getattr(cause, "sqlstate", None), first]))
 
 
-def opener_of(settings: Settings) -> Opener:
+def opener_of(opened: Database) -> Opener:
     """Opens what was sealed, as far as the tenants' master keys are here."""
-    return Opener(keys_of(settings))
+    return Opener(keys_of(opened.settings, opened.engine))
 
 
 def root_of(settings: Settings) -> Secret:

@@ -29,7 +29,7 @@ from audit.verify_export import verify_export
 from sidecar.cli.audit import ReasonOption, RevealOption, asker_of, moment
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import Database, database, opener_of, root_of, settings_of
-from sidecar.cli.keeping import app
+from sidecar.cli.masterkeys import app
 from sidecar.cli.records import harmless
 from sidecar.core.model import Secret
 from sidecar.runtime.clock import now
@@ -82,7 +82,7 @@ def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
         trust = Trust(_verifier(root_of(opened.settings), opened.jurisdiction), _fleet_signer(opened))
         asker = asker_of(at, reason, reveal=reveal)
         try:
-            done = export(opened.engine, asked, asker, opener_of(opened.settings), opened.jurisdiction, out, trust)
+            done = export(opened.engine, asked, asker, opener_of(opened), opened.jurisdiction, out, trust)
         except SearchError as fault:
             fail(Exit.USAGE, str(fault))
         except OSError as fault:

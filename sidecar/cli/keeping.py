@@ -32,7 +32,7 @@ from sidecar.cli.records import harmless
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
 
-__all__ = ["app"]
+__all__ = ["Desk", "app", "officers_desk"]
 
 _holds = typer.Typer(no_args_is_help=True, help="Legal holds: what neither erasure nor retention may touch.")
 app.add_typer(_holds, name="hold")
@@ -43,7 +43,7 @@ _Reason = Annotated[str, typer.Option("--reason", help="Why; kept with your name
 
 
 @dataclass(frozen=True, slots=True)
-class _Desk:
+class Desk:
     """What an officer's act needs."""
 
     opened: Database
@@ -53,7 +53,8 @@ class _Desk:
 
 
 @contextmanager
-def _desk(config: Path, jurisdiction: str | None, reason: str) -> Iterator[_Desk]:
+def officers_desk(config: Path, jurisdiction: str | None, reason: str) -> Iterator[Desk]:
+    """One transaction of an officer's; its faults end the command."""
     at = now()
     ids = (uuid7(at.wall_ns, os.urandom(10)) for _ in itertools.count())
     officer = Officer(f"cli:{operator()}", datetime.fromtimestamp(at.wall, UTC), ids, reason)
@@ -61,7 +62,7 @@ def _desk(config: Path, jurisdiction: str | None, reason: str) -> Iterator[_Desk
         try:
             with store.transaction(opened.engine, statement_ms=300_000, deadline_s=3600.0) as connection:
                 store.check_jurisdiction(connection, opened.jurisdiction)
-                yield _Desk(opened, connection, opener_of(opened.settings), officer)
+                yield Desk(opened, connection, opener_of(opened), officer)
         except HeldError as fault:
             fail(Exit.NO, str(fault))
         except ErasureError as fault:
@@ -80,7 +81,7 @@ def hold_add(
 ) -> None:
     """Keep everything of a tenant, or of one of its subjects, until the hold is released."""
     hold_id = uuid7(now().wall_ns, os.urandom(10))
-    with _desk(config, jurisdiction, reason) as desk:
+    with officers_desk(config, jurisdiction, reason) as desk:
         erasing.place_hold(desk.connection, desk.opener.provider, desk.officer, hold_id, tenant, subject)
     emit({"id": hold_id, "tenant": tenant}) if as_json else typer.echo(hold_id)
 
@@ -90,7 +91,7 @@ def hold_list(
     config: ConfigOption = DEFAULT_CONFIG, jurisdiction: JurisdictionOption = None, *, as_json: JsonOption = False
 ) -> None:
     """The holds in force."""
-    with _desk(config, jurisdiction, "") as desk:
+    with officers_desk(config, jurisdiction, "") as desk:
         found = erasing.holds(desk.connection, desk.opener.provider)
     for hold in found:
         told = {
@@ -105,7 +106,7 @@ def hold_release(
     hold_id: str, reason: _Reason, config: ConfigOption = DEFAULT_CONFIG, jurisdiction: JurisdictionOption = None
 ) -> None:
     """End a hold; exit 1 where there is none of that id in force."""
-    with _desk(config, jurisdiction, reason) as desk:
+    with officers_desk(config, jurisdiction, reason) as desk:
         done = erasing.release_hold(desk.connection, desk.officer, hold_id)
     if not done:
         fail(Exit.NO, f"no hold {hold_id} is in force")
@@ -135,7 +136,7 @@ def erase(
         fail(Exit.USAGE, "give --tenant and --subject, or --confirm ID, or --show ID")
     if show is None and not reason.strip():
         fail(Exit.USAGE, "an erasure needs --reason TEXT: it is kept with your name")
-    with _desk(config, jurisdiction, reason) as desk:
+    with officers_desk(config, jurisdiction, reason) as desk:
         if show is not None:
             found = erasing.erasure(desk.connection, show)
         elif confirm is not None:
@@ -209,7 +210,7 @@ def retain(
     with database(config, jurisdiction, application="warden-retain") as opened:
         with store.transaction(opened.engine) as connection:
             store.check_jurisdiction(connection, opened.jurisdiction)
-        done = run_retention(opened.engine, opener_of(opened.settings), officer, copies=_copies(opened))
+        done = run_retention(opened.engine, opener_of(opened), officer, copies=_copies(opened))
     if as_json:
         emit(done.shape())
         return

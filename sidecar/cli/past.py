@@ -45,7 +45,7 @@ class Reading:
 def explain_past(call_id: str, under: Bundle | None, config: Path, reading: Reading) -> tuple[Past, Explanation]:
     """A recorded call and its decision made anew: under ``under``, or the very bundle that decided it then."""
     with database(config, reading.jurisdiction, application="warden-policy") as opened:
-        opener, asker = opener_of(opened.settings), _asker(reading)
+        opener, asker = opener_of(opened), _asker(reading)
         row = decision_of(opened.engine, call_id, asker, opener, opened.jurisdiction, content=reading.content)
         if row is None:
             fail(Exit.NO, f"no record of call {call_id}")
@@ -94,7 +94,7 @@ class Replaying:
     def changed(self, progress: Callable[[], None]) -> Iterator[Told]:
         """Those whose answer would be another, as they are found; ``progress`` is called after each call."""
         with database(self._config, self._reading.jurisdiction, application="warden-policy") as opened:
-            opener = opener_of(opened.settings)
+            opener = opener_of(opened)
             self._opened = opened.engine, opener
             rows = decisions_since(
                 opened.engine, self.since, self.until, self.asker, opener, opened.jurisdiction,

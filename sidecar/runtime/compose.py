@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from audit.awskms import AwsKey
 from audit.copying import CopyTo
 from audit.files import OsFiles
 from audit.journal import Bounds as JournalBounds
@@ -105,6 +106,8 @@ def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> Bu
     if copies is not None and copies.jurisdiction != database:
         words = f"{copies.jurisdiction}, but the records are of {database}, which no copy of them leaves"
         problems.append(f"audit.journal.copy.jurisdiction: {words}")
+    if isinstance(source, BundleSource):
+        problems += _key_problems(settings, source.current().bundle.regions)
     if settings.listen.tls is not None:
         problems += tls.faults(settings.listen.tls)
     problems += _listener_problems(settings, None if isinstance(source, list) else source, environment)
@@ -114,6 +117,18 @@ def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> Bu
     if isinstance(source, list) or problems:
         raise StartError("\n".join(problems))
     return source
+
+
+def _key_problems(settings: Settings, regions: Mapping[str, str]) -> list[str]:
+    """Keys of a cloud where the bundle says that the region is another's. One that it doesn't name is as stated."""
+    problems = []
+    for jurisdiction in settings.audit.jurisdictions:
+        aws = settings.audit.of(jurisdiction).keys.aws
+        region = "" if aws is None else AwsKey(aws.key).region
+        if regions.get(region, jurisdiction) != jurisdiction:
+            words = f"{region} lies in {regions[region]}, says bundle.yaml, but what it wraps seals records of"
+            problems.append(f"audit.keys.aws.key: {words} {jurisdiction}")
+    return problems
 
 
 def _listener_problems(settings: Settings, source: BundleSource | None, environment: Mapping[str, str]) -> list[str]:

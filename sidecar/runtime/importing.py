@@ -33,8 +33,9 @@ from audit.vault import Vault
 from sidecar.core.model import Secret
 from sidecar.runtime import clock
 from sidecar.runtime.dsn import sidecar_dsn
+from sidecar.runtime.masterkeys import keys_of
 from sidecar.runtime.settings import Settings
-from sidecar.runtime.shipping import JournalSource, alone, content_root, keys_of, load_sealer
+from sidecar.runtime.shipping import JournalSource, alone, content_root, load_sealer
 
 __all__ = ["ALIVE_S", "ImportFaultError", "Imported", "import_journal"]
 
@@ -144,7 +145,7 @@ def _shipper(
         source=_LostSource(work, root, lambda _: None),  # each database has a place of its own in it
         engine=engine,
         redaction_key=sealer.redaction_key,
-        vault=Vault(keys_of(settings), secrets.token_bytes),
+        vault=Vault(keys_of(settings, engine), secrets.token_bytes),
         book=book,
         fleet=Fleet(place / "fleet", jurisdiction, key),  # the sidecars that live take its heads outside
         poison=PoisonKeeper(place / "poison", sealer),

@@ -6,7 +6,6 @@ import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -16,6 +15,7 @@ from policies.units import Duration, Size, parse_duration
 from policies.validating import validate
 from policies.yamlfile import Problem
 from sidecar.runtime.copy_settings import CopySection
+from sidecar.runtime.key_settings import MasterKeysSection, https_url
 from sidecar.runtime.object_settings import ObjectsSection, place_of_objects
 
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
@@ -248,46 +248,10 @@ class DatabaseSection(_Section):
         return self
 
 
-def _https(value: str) -> str:
-    """TLS, or this very host: what travels there is secret, or must not be altered on its way."""
-    match = re.fullmatch(r"(https?)://(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._/-]*)?", value)
-    if match is None or (match[1] == "http" and match[2] not in {"127.0.0.1", "[::1]", "localhost"}):
-        raise ValueError(f"{value!r} is no https://HOST[:PORT] (or http:// on loopback)")
-    return value
-
-
-def _server(value: str) -> str:
-    """As ``_https``, without a path: the engine's is ``mount``."""
-    if urlsplit(_https(value)).path not in ("", "/"):
-        raise ValueError(f"{value!r} has a path; the engine's place is mount")
-    return value
-
-
-class VaultSection(_Section):
-    """The transit engine of a HashiCorp Vault or OpenBao that makes, keeps and destroys the tenants' master keys."""
-
-    address: Annotated[str, AfterValidator(_server)]
-    token_file: Path  # as its agent writes it; read anew at each call
-    mount: str = Field(default="transit", pattern=r"^[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)*$")
-    prefix: str = Field(default="warden-", pattern=r"^[A-Za-z0-9_-]{0,64}$")  # of the keys' names
-    ca_file: Path | None = None
-
-
-class MasterKeysSection(_Section):
-    """Where the tenants' master keys are, which stored content is sealed under: a directory that all sidecars and
-    officers of the jurisdiction share, and that no database backup holds. Without it, ``tenant-keys`` beside
-    ``database.key_file``. With ``vault`` the keys are there, and the directory only holds what is wrapped under them.
-    """
-
-    directory: Path | None = None
-    vault: VaultSection | None = None
-    backups: Annotated[float, BeforeValidator(parse_duration), Field(ge=0)] = 0.0  # how long copies of it are kept
-
-
 class WitnessSection(_Section):
     """Who cosigns the fleet's heads (C2SP tlog-witness); somebody in another trust domain."""
 
-    url: Annotated[str, AfterValidator(_https)]
+    url: Annotated[str, AfterValidator(https_url)]
     key: str = Field(pattern=r"^[^+\s]+\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}$")  # its verifier key, NAME+HASH+KEY
 
 
@@ -369,6 +333,9 @@ class AuditSection(_Section):
                 other = taken.setdefault((what, *parts), name)
                 if other != name:
                     raise ValueError(f"databases.{name}: {what} {parts[0]} is that of {other}; each needs its own")
+            aws = self.of(name).keys.aws
+            if aws is not None and aws.jurisdiction != name:
+                raise ValueError(f"keys.aws.jurisdiction: {aws.jurisdiction}, but it is for records of {name}")
         return self
 
 
@@ -385,6 +352,8 @@ def _own_parts(section: AuditSection) -> dict[str, tuple[str, ...]]:
         found["sidecar_dsn_file"] = (str(database.sidecar_dsn_file),)
     if keys.vault is not None:
         found["keys.vault"] = (keys.vault.prefix, keys.vault.address, keys.vault.mount)
+    if keys.aws is not None:
+        found["keys.aws"] = (keys.aws.key,)
     if anchor is not None and anchor.file is not None:
         found["anchor.file"] = (str(anchor.file),)
     if anchor is not None and anchor.objects is not None:

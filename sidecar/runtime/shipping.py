@@ -27,7 +27,6 @@ from audit.assemble import CallRecord, Place
 from audit.content import ContentSealer
 from audit.fleet import FileAnchor, Fleet
 from audit.follow import Follower, write_shipped
-from audit.keys import FileKeys, KeyProvider, Survivors
 from audit.logbook import ForkError, LogBook
 from audit.objects import StoreAt
 from audit.poison import PoisonKeeper
@@ -36,11 +35,11 @@ from audit.segments import FaultKind, SegmentInfo
 from audit.ship import Bounds, Item, Parts, Shipper, Status
 from audit.spool import write_whole
 from audit.tlog import parse_verifier
-from audit.transit import Transit, TransitKeys
 from audit.vault import Vault
 from audit.witness import Witness
 from sidecar.core.model import Secret
 from sidecar.runtime.dsn import sidecar_dsn
+from sidecar.runtime.masterkeys import keys_of
 from sidecar.runtime.object_settings import objects_at
 from sidecar.runtime.released import Released, place_of, refuse_stranded
 from sidecar.runtime.settings import Settings
@@ -171,15 +170,6 @@ def content_root(settings: Settings) -> Secret | KeyFault:
     return load_root_key(settings.audit.database.key_file or settings.audit.journal.key_file)
 
 
-def keys_of(settings: Settings) -> KeyProvider:
-    """The tenants' master keys. Raises OSError where a CA's file can't be read."""
-    vault, directory = settings.audit.keys.vault, settings.audit.keys_directory
-    if vault is None:
-        return FileKeys(directory, secrets.token_bytes)
-    place = Transit(vault.address, vault.token_file, vault.mount, vault.prefix, vault.ca_file)
-    return TransitKeys(place, Survivors(directory))
-
-
 def witnesses_of(settings: Settings) -> list[Witness]:
     """Raises NoteError for a key that is none."""
     section = settings.audit.anchor
@@ -276,7 +266,7 @@ class Shipment:
             source=source,
             engine=engine,
             redaction_key=sealer.redaction_key,
-            vault=Vault(keys_of(settings), secrets.token_bytes),
+            vault=Vault(keys_of(settings, engine), secrets.token_bytes),
             book=book,
             fleet=fleet,
             poison=PoisonKeeper(directory / "poison", sealer),

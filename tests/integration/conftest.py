@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 from _pytest.runner import runtestprotocol
 
+from tests.support.kms import kms, kms_server
 from tests.support.openbao import openbao
 from tests.support.postgres import dsn, postgres
 from tests.support.s3 import s3
 from tests.support.stack import SESSION, otlp, triton
 
-__all__ = ["dsn", "openbao", "otlp", "postgres", "s3", "triton"]
+__all__ = ["dsn", "kms", "kms_server", "openbao", "otlp", "postgres", "s3", "triton"]
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

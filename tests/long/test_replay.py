@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from audit.keys import FileKeys
+from audit.filekeys import FileKeys
 from benchmarks.search_rows import load
+from sidecar.runtime.masterkeys import key_store
 from sidecar.runtime.settings import load as load_settings
-from sidecar.runtime.shipping import keys_of
 from tests.integration.audit.test_search import write_config
 from tests.support.policy import DEMO_BUNDLE
 from tests.support.postgres import Server, prepare
@@ -32,7 +32,7 @@ def replayed(directory: Path, server: Server, rows: int) -> tuple[int, int, floa
     dsn = server.create_database()
     prepare(dsn)
     config = write_config(directory, dsn)
-    keys = keys_of(load_settings(config))  # type: ignore[arg-type]
+    keys = key_store(load_settings(config))  # type: ignore[arg-type]
     assert isinstance(keys, FileKeys)
     yesterday = datetime.now(UTC) - timedelta(days=1)
     load(dsn, keys, secrets.token_bytes, rows=rows, days=1, last=yesterday.date())

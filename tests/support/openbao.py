@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from audit.keys import Survivors
 from audit.transit import Transit, TransitKeys
 from sidecar.cli.demo.ports import free_ports
 from tests.support.store import wait_until
@@ -58,7 +57,7 @@ class OpenBao:
 
     def keys(self, directory: Path, prefix: str) -> TransitKeys:
         """A provider whose keys no other test has."""
-        return TransitKeys(Transit(self.address, self.token_file, prefix=prefix), Survivors(directory / "survivors"))
+        return TransitKeys(Transit(self.address, self.token_file, prefix=prefix), directory / "survivors")
 
     def close(self) -> None:
         self.process.kill()

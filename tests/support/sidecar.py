@@ -35,8 +35,8 @@ from sidecar.identity import mint, store
 from sidecar.identity.keys import read_pepper
 from sidecar.runtime.compose import id_key
 from sidecar.runtime.ids import uuid7
+from sidecar.runtime.masterkeys import key_store
 from sidecar.runtime.settings import load
-from sidecar.runtime.shipping import keys_of
 from sidecar.triton.isolation import Isolation
 from sidecar.triton.knowledge import ModelBook
 from sidecar.triton.methods import KSERVE
@@ -381,7 +381,7 @@ class Sidecar:
 
     @cached_property
     def _opener(self) -> Opener:
-        return Opener(keys_of(load(self.stack.config)))
+        return Opener(key_store(load(self.stack.config)))
 
     def search(self, *, reveal: bool = True, **asked: Any) -> list[dict[str, Any]]:
         """`warden audit search`, newest first."""

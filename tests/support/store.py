@@ -20,8 +20,10 @@ import msgspec
 from audit import store
 from audit.assemble import CallRecord, Place
 from audit.content import ContentSealer
+from audit.filekeys import FileKeys
 from audit.fleet import FileAnchor, Fleet
-from audit.keys import FileKeys, KeyProvider
+from audit.keyring import Keyring, held_in
+from audit.keys import KeyProvider
 from audit.logbook import LogBook
 from audit.objects import ObjectStore, StoreAt
 from audit.poison import PoisonKeeper
@@ -173,11 +175,12 @@ def shipper(
 ) -> Shipper:
     """A shipper on real parts but for its source; small bounds, so that tests are quick."""
     sealer = ContentSealer(ROOT)
+    engine = store.connect(dsn, application="warden-test-ship")
     parts = Parts(
         source=source,
-        engine=store.connect(dsn, application="warden-test-ship"),
+        engine=engine,
         redaction_key=sealer.redaction_key,
-        vault=Vault(keys_in(directory), secrets.token_bytes),
+        vault=Vault(Keyring(keys_in(directory), held_in(engine)), secrets.token_bytes),
         book=LogBook(directory / "log", sidecar, jurisdiction, Secret(ROOT), secrets.token_bytes),
         poison=PoisonKeeper(directory / "poison", sealer),
         directory=directory,

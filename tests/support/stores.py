@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from audit import store
 from audit.assemble import CallRecord
+from audit.filekeys import FileKeys
 from audit.journal import Journal, Origin
-from audit.keys import FileKeys
 from audit.opening import Opener
 from policies.residency import Place
 from sidecar.core.governor import Recorded

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError, Survivors
+from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError
 from audit.transit import Transit, TransitKeys
 from sidecar.cli.evidence import app
 from tests.integration.audit import test_erasing as erasing
@@ -116,11 +116,11 @@ def test_a_token_that_may_not_and_a_server_that_is_gone_are_told(openbao: OpenBa
             token.touch(mode=0o600)
             token.write_text(text)
             token.chmod(mode)
-        keys = TransitKeys(Transit(openbao.address, token), Survivors(tmp_path))
+        keys = TransitKeys(Transit(openbao.address, token), tmp_path)
         with pytest.raises(KeyFaultError, match=words):
             keys.current("acme")
     token.touch(mode=0o600)
-    gone = TransitKeys(Transit("http://127.0.0.1:9", token), Survivors(tmp_path))
+    gone = TransitKeys(Transit("http://127.0.0.1:9", token), tmp_path)
     with pytest.raises(KeyFaultError, match=r"127\.0\.0\.1:9"):
         gone.current("acme")
 
@@ -189,7 +189,7 @@ def test_nothing_is_sealed_under_what_a_lying_provider_wrapped(
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     place = Transit(f"http://127.0.0.1:{server.server_port}", token)
-    support.PROVIDERS[tmp_path] = lambda: TransitKeys(place, Survivors(tmp_path))
+    support.PROVIDERS[tmp_path] = lambda: TransitKeys(place, tmp_path)
     try:
         desk = Desk(dsn, tmp_path)
         desk.journal.append(*completed())

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from audit.content import ContentError
-from audit.keys import FileKeys, KeyAlteredError, KeyFaultError, KeyGoneError
+from audit.filekeys import FileKeys
+from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError
 from audit.vault import (
+    Opened,
     Vault,
     commitment,
     lookup,
@@ -66,6 +70,105 @@ def test_what_was_destroyed_unwraps_no_more_and_its_number_never_comes_back(tmp_
     keys.destroy("acme", 1, {})  # twice: nothing more happens
     keys.destroy("acme", 2, {})
     assert keys.rotate("acme") == 3
+
+
+def test_a_destruction_that_breaks_off_anywhere_can_be_done_again_and_is_never_told_too_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant: a version is called destroyed only when its key's bytes are gone, and then it opens nothing."""
+    for step in range(40):
+        keys = FileKeys(tmp_path / f"keys-{step}", secrets.token_bytes)
+        wrapped = keys.wrap("acme", keys.current("acme"), b"k" * 32, b"")
+        file = tmp_path / f"keys-{step}/t-acme/1.key"
+        key = file.read_bytes()
+        second = keys.rotate("acme")
+        kept = keys.wrap("acme", second, b"s" * 32, b"")
+        left = iter([*[True] * step, False])
+
+        def broken_off(name: str, real: Any, left: Any = left) -> Any:
+            def act(*arguments: Any, **options: Any) -> Any:
+                if not next(left, True):
+                    raise OSError(5, f"broken off at {name}")
+                return real(*arguments, **options)
+
+            return act
+
+        with monkeypatch.context() as patch:
+            for owner, name in ((os, "fsync"), (Path, "unlink"), (Path, "replace")):
+                patch.setattr(owner, name, broken_off(name, getattr(owner, name)))
+            try:
+                keys.destroy("acme", 1, {"id-1": (second, kept)})
+                whole = True
+            except KeyFaultError:
+                whole = False
+        after = FileKeys(tmp_path / f"keys-{step}", secrets.token_bytes)
+        there = file.exists() and file.read_bytes() == key
+        assert after.destroyed("acme", 1) <= (not file.exists())
+        assert after.versions("acme") == ([1, 2] if file.exists() else [2])
+        assert (after.current("acme"), after.rotate("acme")) == (2, 3)
+        if not there:
+            with pytest.raises(KeyGoneError):
+                after.unwrap("acme", 1, wrapped, b"")
+        after.destroy("acme", 1, {"id-1": (second, kept)})
+        assert (after.destroyed("acme", 1), after.versions("acme")) == (True, [2, 3])
+        assert after.survivor("acme", "id-1") == (second, kept)
+        if whole:
+            assert step > 5
+            return
+    pytest.fail("no destruction came to its end")
+
+
+def test_a_key_that_comes_back_with_a_copy_of_the_directory_opens_nothing_and_goes_with_the_next_destruction(
+    tmp_path: Path, keys: FileKeys
+) -> None:
+    wrapped = keys.wrap("acme", keys.current("acme"), b"k" * 32, b"")
+    file = tmp_path / "keys/t-acme/1.key"
+    copy = file.read_bytes()
+    keys.rotate("acme")
+    keys.destroy("acme", 1, {})
+    file.write_bytes(copy)
+    with pytest.raises(KeyGoneError, match="was destroyed"):
+        keys.unwrap("acme", 1, wrapped, b"")
+    assert (keys.versions("acme"), keys.current("acme"), keys.destroyed("acme", 1)) == ([1, 2], 2, False)
+    keys.destroy("acme", 1, {})
+    assert (keys.versions("acme"), keys.destroyed("acme", 1)) == ([2], True)
+
+
+def test_versions_are_given_up_one_by_one_and_their_numbers_never_come_back(tmp_path: Path, keys: FileKeys) -> None:
+    keys.current("acme")
+    for _ in range(3):
+        keys.rotate("acme")
+    (tmp_path / "keys/t-acme/2.key").unlink()
+    keys.give_up("acme", [2, 6])
+    assert [keys.destroyed("acme", version) for version in range(1, 8)] == [
+        False, True, False, False, False, True, False,
+    ]  # fmt: skip
+    assert keys.rotate("acme") == 7
+    keys.destroy("acme", 4, {})
+    assert [version for version in range(1, 9) if keys.destroyed("acme", version)] == [1, 2, 3, 4, 6]
+
+
+@pytest.mark.parametrize("text", ["", "two", "1 x"])
+def test_a_mark_that_says_nothing_is_a_fault(tmp_path: Path, keys: FileKeys, text: str) -> None:
+    """Else a number might be used again, or a destroyed key open."""
+    keys.current("acme")
+    (tmp_path / "keys/t-acme/destroyed").write_text(text)
+    with pytest.raises(KeyFaultError, match="destroyed"):
+        keys.current("acme")
+
+
+def test_an_altered_key_is_told_from_one_that_was_destroyed(keys: FileKeys) -> None:
+    vault = Vault(keys, secrets.token_bytes)
+    vault.sealer(**PLACE, call_id="c1")
+    (row,) = vault.made(list(vault._made))
+    assert row.wrapped is not None
+    altered = msgspec.structs.replace(row, wrapped=row.wrapped[:-1] + bytes([row.wrapped[-1] ^ 1]))
+    assert unwrap(keys, altered) == Opened(None, altered=True)
+    keys.rotate("acme")
+    secret = unwrap(keys, row).secret
+    assert secret is not None
+    keys.destroy("acme", 1, {row.id: (2, keys.wrap("acme", 2, secret, row.context))})
+    assert unwrap(keys, altered).secret == secret  # kept aside, whatever became of the database's
 
 
 def test_a_key_file_of_another_size_is_a_fault_that_may_pass(tmp_path: Path, keys: FileKeys) -> None:

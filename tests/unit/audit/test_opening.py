@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from audit.assemble import CallRecord
-from audit.keys import FileKeys
+from audit.filekeys import FileKeys
 from audit.opening import ERASED, NO_KEY, Opener, day_range, key_row
 from audit.rows import CALL_COLUMNS, call_row
 from audit.vault import KeyRow, Vault, commitment

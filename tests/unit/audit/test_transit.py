@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from audit.keys import KeyFaultError, Survivors
+from audit.keys import KeyFaultError
 from audit.transit import Transit, TransitKeys
 
 GOOD = {"latest_version": 2, "keys": {"1": 1, "2": 2}, "min_decryption_version": 2, "min_available_version": 1}
@@ -18,7 +18,7 @@ class Told(TransitKeys):
     """Its answers are the test's own, as bytes."""
 
     def __init__(self, status: int, data: bytes) -> None:
-        super().__init__(Transit("http://127.0.0.1:1", Path("token")), Survivors(Path("nowhere")))
+        super().__init__(Transit("http://127.0.0.1:1", Path("token")), Path("nowhere"))
         self.answer = status, data
 
     def _send(self, _method: str, _path: str, _body: dict[str, Any] | None) -> tuple[int, bytes]:

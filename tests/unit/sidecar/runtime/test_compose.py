@@ -77,6 +77,11 @@ def changed(directory: Path, section: str, **values: Any) -> dict[str, Any]:
             {"databases": {"MARS": {"dsn": "postgresql://127.0.0.1:1/m", "key_file": "m.key"}}},
             r"the database's jurisdiction MARS is not in the bundle",
         ),
+        (
+            "audit",
+            {"keys": {"aws": {"key": "arn:aws:kms:us-east-1:123456789012:key/1", "jurisdiction": "EU"}}},
+            r"audit\.keys\.aws\.key: us-east-1 lies in US, says bundle\.yaml, .* records of EU",
+        ),
         ("policy", {"bundle": "absent"}, "absent"),
         ("audit", {"journal__key_file": "absent.key"}, "audit.journal.key_file"),
         ("audit", {"journal__directory": "keys/pepper"}, "audit.journal"),

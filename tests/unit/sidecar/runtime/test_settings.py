@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sidecar.runtime.settings import Settings, SettingsError, VaultSection, load
+from sidecar.runtime.key_settings import VaultSection
+from sidecar.runtime.settings import Settings, SettingsError, load
 from tests.support.config import document, write
 
 BAD = inspect.cleandoc("""
@@ -173,6 +174,52 @@ def test_a_vault_is_a_server_and_tls_or_this_host(address: str, told: str) -> No
         return
     with pytest.raises(ValueError, match=told):
         VaultSection.model_validate(vault)
+
+
+KMS_KEY = "arn:aws:kms:eu-central-1:123456789012:key/1f0c9e3a-7b1d-4f3e-9b2a-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ""),
+        ({"endpoint": "https://kms.vpc.internal", "ca_file": "ca.pem"}, ""),
+        ({"key": KMS_KEY.replace("aws:", "aws-cn:")}, ""),
+        ({"key": "arn:aws:kms:eu-central-1:123456789012:alias/warden"}, "an alias could be pointed at another key"),
+        ({"key": "1f0c9e3a-7b1d-4f3e-9b2a-0123456789ab"}, "is no arn:aws:kms:REGION:ACCOUNT:key/ID"),
+        ({"key": KMS_KEY.replace("key/", "key/mrk-")}, "multi-Region key"),
+        ({"jurisdiction": "US"}, r"keys\.aws\.jurisdiction: US, but it is for records of EU"),
+        ({"endpoint": "http://kms.internal"}, "is no https://HOST"),
+    ],
+)
+def test_a_kms_key_is_one_key_in_one_region_of_the_databases_jurisdiction(
+    tmp_path: Path, changes: dict[str, str], told: str
+) -> None:
+    audit = document(tmp_path)["audit"]
+    audit["keys"] = {"aws": {"key": KMS_KEY, "jurisdiction": "EU"} | changes}
+    path = write(tmp_path, audit=audit)
+    if told:
+        with pytest.raises(SettingsError, match=told):
+            load(path)
+        return
+    aws = load(path).audit.keys.aws
+    assert aws is not None
+    assert aws.ca_file in {None, tmp_path / "ca.pem"}
+
+
+def test_master_keys_have_one_keeper_and_no_two_jurisdictions_share_a_kms_key(tmp_path: Path) -> None:
+    audit = document(tmp_path)["audit"]
+    aws = {"key": KMS_KEY, "jurisdiction": "EU"}
+    vault = {"address": "https://vault.internal", "token_file": "token"}
+    with pytest.raises(SettingsError, match="either vault or aws"):
+        load(write(tmp_path, audit=audit | {"keys": {"aws": aws, "vault": vault}}))
+    further = {
+        "dsn": "postgresql://us/w",
+        "key_file": "us.key",
+        "keys": {"directory": "us", "aws": aws | {"jurisdiction": "US"}},
+    }
+    with pytest.raises(SettingsError, match=r"keys\.aws arn:.* is that of EU"):
+        load(write(tmp_path, audit=audit | {"keys": {"aws": aws}, "databases": {"US": further}}))
 
 
 @pytest.mark.parametrize("section", [name for name in Settings.model_fields if name != "mode"])
