@@ -43,7 +43,7 @@ _NOTHING: Final = Ask()
 K = TypeVar("K")
 
 
-class _Meter(msgspec.Struct):
+class _Meter(msgspec.Struct, kw_only=True):
     """What a call holds by now; the rest of a reservation never changes."""
 
     covered: int  # tokens taken from the budget
@@ -70,7 +70,7 @@ class Held(Reservation, frozen=True):
     ask: Ask = _NOTHING
     usual: Usual | None = None
     pools: Pools = ()
-    meter: _Meter = msgspec.field(default_factory=lambda: _Meter(0))
+    meter: _Meter = msgspec.field(default_factory=lambda: _Meter(covered=0))
 
 
 def limits_for(limits: Limits, model: str) -> Limits | None:
@@ -142,7 +142,8 @@ class LocalQuotas:
         for each, units in pools:
             each.take(tenant, units)
         filled = min(demand.kv_bytes, _filled(demand, demand.prompt_tokens)) if demand.kv_bytes else 0
-        return Held(tenant, model, demand, at, over, taken, ask, usual, pools, _Meter(ask.tokens, filled, 0, now))
+        meter = _Meter(covered=ask.tokens, kv_now=filled, seen_ns=now)
+        return Held(tenant, model, demand, at, over, taken, ask, usual, pools, meter)
 
     def _accounts(
         self, tenant: str, model: str, key: str, limits: Limits, model_limits: Limits | None,

@@ -336,6 +336,17 @@ def test_models_without_tokens_are_charged_for_their_time() -> None:
     held(reserve(quotas, limits, Demand(tokens=5)))  # one with tokens pays in tokens
 
 
+def test_kv_byte_milliseconds_are_of_the_bytes_filled_and_of_the_time_they_were_held_whenever_that_began() -> None:
+    quotas = LocalQuotas()
+    chat = Demand(tokens=32, kv_bytes=3200, prompt_tokens=16, kv_block=KvProfile(100, 16))
+    for began in (0.0, 40_000.0):
+        call = held(reserve(quotas, Limits(), chat, began))
+        assert quotas.grow(call, 17, at(began + 1), exact=True) is None  # 1 s of one block, then of two
+        assert quotas.settle(call, Usage(input_tokens=16, output_tokens=1), at(began + 3)) == 1000 * 1600 + 2000 * 3200
+        without = held(reserve(quotas, Limits(), Demand(timed=True), began))
+        assert quotas.settle(without, Usage(), at(began + 3)) == 0
+
+
 def test_memory_and_slot_stay_held_until_triton_has_ended_it() -> None:
     quotas = LocalQuotas()
     limits = Limits(tokens_per_minute=100, concurrency=1, kv_bytes=10)
