@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -22,18 +22,32 @@ from audit.search import show as show_record
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import database, opener_of
 from sidecar.cli.desk import operator
+from sidecar.cli.filters import (
+    CallOption,
+    ConversationOption,
+    DataClassOption,
+    KeyOption,
+    ModelOption,
+    OutcomeOption,
+    PrincipalOption,
+    RegionOption,
+    RuleOption,
+    SinceOption,
+    TenantOption,
+    UntilOption,
+    key_id,
+    one_of,
+)
 from sidecar.cli.records import harmless, told, told_whole
+from sidecar.cli.times import moment
 from sidecar.core.model import Instant, OutcomeKind
 from sidecar.core.reasons import Reason
-from sidecar.identity.keys import ID_LENGTH
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
 
-app = typer.Typer(no_args_is_help=True, help="The audit records: search, show, verify, export, hold, erase.")
+app = typer.Typer(no_args_is_help=True, help="The audit records: search, show, export, verify, hold, erase, retain.")
 
-_AGO: Final = re.compile(r"^(\d+(?:\.\d+)?)\s*(s|m|h|d)$")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_TIME_HELP: Final = "A time with its zone (2026-11-30T09:00+01:00, …Z) or an age (90s, 15m, 24h, 7d)."
+_TRACE: Final = re.compile(r"[0-9a-f]{32}")
 
 _TEXT_HELP: Final = (
     "Whole words of a prompt or output, case ignored, where a tenant's calls are indexed (searchable: true);"
@@ -47,26 +61,26 @@ _AFTER_HELP: Final = (
 
 RevealOption = Annotated[bool, typer.Option("--reveal", help="Show prompts and outputs; needs --reason.")]
 ReasonOption = Annotated[str, typer.Option("--reason", help="Why you look; kept with your name.")]
-_Filtered = Annotated[str | None, typer.Option()]
+SubjectOption = Annotated[str | None, typer.Option(help="Whom the tenant acted for, as it said (x-warden-subject).")]
 
 
 @app.command()
 def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
-    tenant: _Filtered = None,
-    since: Annotated[str | None, typer.Option(help=_TIME_HELP)] = None,
-    until: Annotated[str | None, typer.Option(help=_TIME_HELP)] = None,
-    model: _Filtered = None,
-    outcome: Annotated[str | None, typer.Option(help="completed, refused, failed, cancelled or aborted.")] = None,
+    tenant: TenantOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    model: ModelOption = None,
+    outcome: OutcomeOption = None,
     refused_for: Annotated[str | None, typer.Option(help="A refusal's reason, such as RATE_TOKENS.")] = None,
     would_refuse: Annotated[str | None, typer.Option(help="What mode observe would have refused it for.")] = None,
-    principal: _Filtered = None,
-    key: Annotated[str | None, typer.Option(help="An API key's id.")] = None,
-    subject: _Filtered = None,
-    conversation: _Filtered = None,
-    data_class: _Filtered = None,
-    rule: _Filtered = None,
-    region: _Filtered = None,
-    call: Annotated[str | None, typer.Option(help="A call's id, or a stream's: then all its messages.")] = None,
+    principal: PrincipalOption = None,
+    key: KeyOption = None,
+    subject: SubjectOption = None,
+    conversation: ConversationOption = None,
+    data_class: DataClassOption = None,
+    rule: RuleOption = None,
+    region: RegionOption = None,
+    call: CallOption = None,
     trace: Annotated[str | None, typer.Option(help="A trace's id (32 hex digits).")] = None,
     text: Annotated[str | None, typer.Option(help=_TEXT_HELP)] = None,
     limit: Annotated[int, typer.Option(help="At most this many, the newest.")] = 100,
@@ -81,11 +95,12 @@ def search(  # noqa: PLR0917 — one option a filter (DESIGN §6)
 ) -> None:
     """Find records, newest first; with --json one object a line. Prompts and outputs stay sealed without --reveal."""
     at = now()
-    if key is not None and len(key) > ID_LENGTH:  # never told again, nor kept with the record of this asking
-        fail(Exit.USAGE, "--key takes the 12 characters in the middle of the key, its id, and never the key itself")
-    _known("--outcome", outcome, OutcomeKind)
-    _known("--refused-for", refused_for, Reason)
-    _known("--would-refuse", would_refuse, Reason)
+    key_id(key)
+    one_of("--outcome", outcome, OutcomeKind)
+    one_of("--refused-for", refused_for, Reason)
+    one_of("--would-refuse", would_refuse, Reason)
+    if trace is not None and _TRACE.fullmatch(trace) is None:
+        fail(Exit.USAGE, f"--trace {trace!r} is no trace's id: 32 hexadecimal digits, in small letters")
     asked = Filter(
         tenant=tenant,
         since=moment("--since", since, at),
@@ -165,27 +180,6 @@ def asker_of(at: Instant, reason: str, *, reveal: bool) -> Asker:
     return Asker(f"cli:{operator()}", datetime.fromtimestamp(at.wall, UTC), ids, reason, reveal)
 
 
-def moment(option: str, value: str | None, at: Instant) -> datetime | None:
-    """What ``option`` says; exit 2 where it is no time."""
-    if value is None:
-        return None
-    ago = _AGO.match(value)
-    try:
-        if ago is not None:
-            return datetime.fromtimestamp(at.wall, UTC) - timedelta(seconds=float(ago[1]) * _SECONDS[ago[2]])
-        found = datetime.fromisoformat(value)
-    except (ValueError, OverflowError):
-        fail(Exit.USAGE, f"{option} {value!r} is no time: write 2026-11-30T09:00+01:00, …Z, or an age such as 24h")
-    if found.tzinfo is None:
-        fail(Exit.USAGE, f"{option} {value!r} needs its zone: {value}Z, or {value}+01:00")
-    return found
-
-
-def _known(option: str, value: str | None, members: type[OutcomeKind] | type[Reason]) -> None:
-    if value is not None and value not in set(members):
-        fail(Exit.USAGE, f"{option} {value!r} is none of {', '.join(members)}")
-
-
 # --- what is shown ------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +196,8 @@ def _width() -> int | None:
 
 def _tell_rest(page: Page) -> None:
     """On stderr, so that stdout holds records only."""
+    if not page.found:
+        sys.stderr.write("warden: no record fits\n")
     if page.told:
         sys.stderr.write(f"warden: {page.told}\n")
     if page.cut:

@@ -26,12 +26,29 @@ from audit.tables import audit_logs
 from audit.tlog import Signer, Verifier, parse_verifier
 from audit.verify import Options, Report, ResumeError, verify
 from audit.verify_export import verify_export
-from sidecar.cli.audit import ReasonOption, RevealOption, asker_of, moment
+from sidecar.cli.audit import ReasonOption, RevealOption, asker_of
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import Database, database, opener_of, root_of, settings_of
+from sidecar.cli.filters import (
+    CallOption,
+    ConversationOption,
+    DataClassOption,
+    KeyOption,
+    ModelOption,
+    OutcomeOption,
+    PrincipalOption,
+    RegionOption,
+    RuleOption,
+    SinceOption,
+    TenantOption,
+    UntilOption,
+    key_id,
+    one_of,
+)
 from sidecar.cli.masterkeys import app
 from sidecar.cli.records import harmless
-from sidecar.core.model import Secret
+from sidecar.cli.times import moment
+from sidecar.core.model import OutcomeKind, Secret
 from sidecar.runtime.clock import now
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipping import anchor_store, witnesses_of
@@ -42,25 +59,24 @@ _TOLD = 50  # faults printed for a person
 
 
 _Export = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="An export, instead of the database.")]
-_Filtered = Annotated[str | None, typer.Option()]
 
 
 @app.command(name="export")
 def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     out: Annotated[Path, typer.Option("-o", "--out", help="A directory, new or empty.")],
-    tenant: _Filtered = None,
-    since: _Filtered = None,
-    until: _Filtered = None,
-    model: _Filtered = None,
-    outcome: _Filtered = None,
-    principal: _Filtered = None,
-    key: _Filtered = None,
+    tenant: TenantOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    model: ModelOption = None,
+    outcome: OutcomeOption = None,
+    principal: PrincipalOption = None,
+    key: KeyOption = None,
     subject: Annotated[str | None, typer.Option(help="Everything about one subject (GDPR 15), with --tenant.")] = None,
-    conversation: _Filtered = None,
-    data_class: _Filtered = None,
-    rule: _Filtered = None,
-    region: _Filtered = None,
-    call: _Filtered = None,
+    conversation: ConversationOption = None,
+    data_class: DataClassOption = None,
+    rule: RuleOption = None,
+    region: RegionOption = None,
+    call: CallOption = None,
     config: ConfigOption = DEFAULT_CONFIG,
     jurisdiction: JurisdictionOption = None,
     *,
@@ -73,6 +89,8 @@ def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     records.ndjson and .csv, proofs.ndjson, checkpoints.ndjson, and manifest.json with its signature in manifest.note.
     """
     at = now()
+    key_id(key)
+    one_of("--outcome", outcome, OutcomeKind)
     asked = Filter(
         tenant=tenant, since=moment("--since", since, at), until=moment("--until", until, at), model=model,
         outcome=outcome, principal=principal, key=key, subject=subject, conversation=conversation,

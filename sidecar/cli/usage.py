@@ -12,10 +12,11 @@ import typer
 
 from audit.usage import BY, MEASURES, hour_of
 from audit.usage import usage as read_usage
-from sidecar.cli.audit import asker_of, moment
+from sidecar.cli.audit import asker_of
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import database
 from sidecar.cli.records import harmless
+from sidecar.cli.times import TIME_HELP, moment
 from sidecar.runtime.clock import now
 
 
@@ -24,7 +25,7 @@ def usage(
     jurisdiction: JurisdictionOption = None,
     *,
     tenant: Annotated[str | None, typer.Option(help="Only this one.")] = None,
-    since: Annotated[str, typer.Option(help="A time with its zone, or an age such as 24h; its whole hour.")] = "24h",
+    since: Annotated[str, typer.Option(help=f"From when, with its whole hour. {TIME_HELP}")] = "24h",
     until: Annotated[str | None, typer.Option(help="The same; not included, but for its part of an hour.")] = None,
     by: Annotated[
         str, typer.Option(help=f"What to sum by, of {','.join(BY)}; key is key_id.")
