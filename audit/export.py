@@ -65,7 +65,7 @@ def export(
         raise search.SearchError("content is revealed only with a reason")
     with store.transaction(engine, statement_ms=600_000, frozen=True, deadline_s=7200.0) as connection:
         store.check_jurisdiction(connection, jurisdiction)
-        told = {"filter": asked.told(opener), "reveal": asker.reveal}
+        told = {"filter": _query(asked, opener), "reveal": asker.reveal}
         event = officer_row(next(asker.event_ids), asker.at, "audit_export", asker.actor, asker.reason, told)
         store.record_event(connection, event)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -75,6 +75,11 @@ def export(
 def manifest_text(jurisdiction: str, manifest: bytes) -> str:
     """What is signed for a manifest."""
     return f"warden/{jurisdiction}/export\n{hashlib.sha256(manifest).hexdigest()}\n"
+
+
+def _query(asked: Filter, opener: Opener | None) -> dict[str, Any]:
+    """What is told of it: all but ``limit``, which is a page's. An export holds everything that was asked for."""
+    return {name: value for name, value in asked.told(opener).items() if name != "limit"}
 
 
 class _Export:
@@ -97,7 +102,7 @@ class _Export:
             "made_at": self._asker.at.isoformat(),
             "made_by": self._asker.actor,
             "reason": self._asker.reason,
-            "query": self._asked.told(None),
+            "query": _query(self._asked, None),
             "revealed": self._asker.reveal,
             "records": records,
             "unproven": unproven,

@@ -13,7 +13,8 @@ from typing import Annotated, Any, Never
 
 import typer
 
-ConfigOption = Annotated[Path, typer.Option("--config", help="The sidecar's configuration.")]
+CONFIG_VARIABLE = "WARDEN_CONFIG"
+ConfigOption = Annotated[Path, typer.Option("--config", envvar=CONFIG_VARIABLE, help="The sidecar's configuration.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout, and nothing else there.")]
 JurisdictionOption = Annotated[
     str | None, typer.Option("--jurisdiction", help="Whose database, where the configuration has several.")
@@ -39,7 +40,7 @@ def absent(path: Path) -> bool:
 def need(config: Path) -> None:
     """Leave with exit 2 where the configuration is not there, which most often is one that wasn't named."""
     if absent(config):
-        fail(Exit.USAGE, f"{config}: no such file; name one with --config")
+        fail(Exit.USAGE, f"{config}: no such file; name one with --config, or in {CONFIG_VARIABLE}")
 
 
 def program() -> str:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from audit.seal import KeyFault, load_root_key, same_volume
-from sidecar.cli.common import Exit, JsonOption, absent, emit, fail
+from sidecar.cli.common import CONFIG_VARIABLE, DEFAULT_CONFIG, Exit, JsonOption, absent, emit, fail
 from sidecar.quotas.leases import look
 from sidecar.runtime import compose, restricted, selfcheck
 from sidecar.runtime.ask import TritonDesk
@@ -28,7 +28,9 @@ def root() -> None:
 
 @app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="warden.yaml")],
+    file: Annotated[
+        Path, typer.Argument(metavar="[FILE]", envvar=CONFIG_VARIABLE, help="The sidecar's configuration.")
+    ] = DEFAULT_CONFIG,
     *,
     live: Annotated[
         bool, typer.Option("--live", help="Ask the running Triton and Redis too, as a running sidecar does.")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from importlib import import_module
-from typing import Final
+from importlib.metadata import version
+from typing import Annotated, Final
 
 import typer
 
@@ -53,7 +54,18 @@ def build(asked: str | None = None) -> typer.Typer:
     return app
 
 
-def _root() -> None:
+def _tell_version(asked: bool) -> None:  # noqa: FBT001 — as typer calls it
+    if asked:
+        typer.echo(f"warden {version('triton-warden')}")
+        raise typer.Exit
+
+
+def _root(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
     """Nothing of its own."""
 
 

@@ -42,7 +42,7 @@ def test_a_shown_command_is_the_one_that_ran(stack: Stack) -> None:
     assert said.startswith("$ ")
     typed = run(said.removeprefix("$ "))
     assert typed.returncode == 2
-    assert typed.stderr == "warden: a demo/warden.yaml: no such file; name one with --config\n"
+    assert typed.stderr == "warden: a demo/warden.yaml: no such file; name one with --config, or in WARDEN_CONFIG\n"
     assert str(failed.value) == typed.stderr.strip().replace("a demo/", f"{stack.directory}/")
 
 

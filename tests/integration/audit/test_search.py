@@ -374,6 +374,13 @@ def test_search_prints_one_object_a_line(config: Path) -> None:
     assert [json.loads(line)["call_id"] for line in done.stdout.splitlines()] == ["c6", "c5", "c4"]
 
 
+def test_a_search_that_finds_nothing_says_so(config: Path) -> None:
+    since, until = "2026-11-23 Europe/Berlin", "2026-11-30 Europe/Berlin"
+    for form in ([], ["--json"]):
+        done = run(audit_app, "search", "--config", str(config), "--since", since, "--until", until, *form)
+        assert (done.exit_code, done.stdout, done.stderr) == (0, "", "warden: no record fits\n")
+
+
 def test_search_tells_how_to_go_on(config: Path) -> None:
     done = run(audit_app, "search", "--config", str(config), "--limit", "4", "--json")
     assert "--after " in done.stderr
@@ -410,6 +417,7 @@ def test_what_is_read_by_no_terminal_is_never_cut(config: Path, monkeypatch: pyt
         (["search", "--text", "x"], "--reveal"),
         (["search", "--since", "2026-11-30T09:00"], "zone"),
         (["search", "--since", "yesterday"], "--since"),
+        (["search", "--trace", "4bf9"], "32 hexadecimal digits"),
         (["search", "--outcome", "fine"], "completed"),
         (["search", "--refused-for", "X"], "RATE_TOKENS"),
         (["search", "--would-refuse", "X"], "RATE_TOKENS"),

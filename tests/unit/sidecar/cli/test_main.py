@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 import typer
@@ -26,6 +28,20 @@ def test_without_a_command_all_of_them_are_listed() -> None:
     assert result.exit_code == 0
     for name in (*GROUPS, *COMMANDS):
         assert f" {name} " in result.output
+
+
+def test_it_says_which_version_it_is() -> None:
+    result = CliRunner().invoke(build(None), ["--version"])
+    assert (result.exit_code, result.output) == (0, f"warden {version('triton-warden')}\n")
+
+
+def test_the_configuration_may_be_named_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["keys", "list"], ["audit", "search"], ["config", "check"], ["db", "status"]):
+        for named, told in ({"WARDEN_CONFIG": "elsewhere.yaml"}, "elsewhere.yaml"), ({}, "warden.yaml"):
+            result = CliRunner().invoke(build(arguments[0]), arguments, env=named)
+            assert result.exit_code in {Exit.NO, Exit.USAGE}
+            assert f"{told}: no such file" in result.stderr.replace("No such", "no such")
 
 
 def test_an_unknown_command_is_wrong_use() -> None:

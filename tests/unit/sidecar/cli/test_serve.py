@@ -43,4 +43,8 @@ def test_a_wire_that_does_not_exist_is_wrong_use(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     path = tmp_path / "absent.yaml"
-    assert run("--config", str(path)) == (2, "", f"warden: {path}: no such file; name one with --config\n")
+    assert run("--config", str(path)) == (
+        2,
+        "",
+        f"warden: {path}: no such file; name one with --config, or in WARDEN_CONFIG\n",
+    )
