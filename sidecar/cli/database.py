@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -16,7 +16,7 @@ from audit.secretfile import KeyFault
 from sidecar.cli.common import Exit, fail
 from sidecar.cli.desk import load_settings
 from sidecar.core.model import Secret
-from sidecar.runtime.dsn import sidecar_dsn
+from sidecar.runtime.dsn import command_dsn
 from sidecar.runtime.masterkeys import keys_of
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipping import content_root
@@ -26,10 +26,11 @@ __all__ = ["Database", "database", "opener_of", "root_of", "settings_of"]
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A configuration and the engine it names."""
+    """A configuration, and the database it names: ``dsn`` is the login's, with its password."""
 
     settings: Settings
     engine: sa.Engine
+    dsn: str = field(repr=False)
 
     @property
     def jurisdiction(self) -> str:
@@ -54,12 +55,12 @@ def database(config: Path, jurisdiction: str | None, *, application: str) -> Ite
     Its faults end the command: 3 where it is away, 1 where it is a wrong one.
     """
     settings = settings_of(config, jurisdiction)
-    dsn = settings.audit.database.dsn or sidecar_dsn(settings.audit.database)
+    dsn = command_dsn(settings.audit.database)
     if isinstance(dsn, KeyFault):
         fail(Exit.USAGE, dsn.detail)
     engine = store.connect(dsn, application=application, pool=2)
     try:
-        yield Database(settings, engine)
+        yield Database(settings, engine, dsn)
     except store.WrongJurisdictionError as fault:
         fail(Exit.NO, f"{config}: {fault}")
     except store.MismatchError as fault:

@@ -93,13 +93,12 @@ def enroll(
     """
     secret = Secret(secrets.token_urlsafe(32).encode())
     with database(config, jurisdiction, application="warden-db") as opened:
-        dsn = opened.settings.audit.database.dsn
         _write_new(out, "")
         try:
             with store.transaction(opened.engine) as connection:
                 store.check_jurisdiction(connection, opened.jurisdiction)
                 role = roles.enroll(connection, kind, name, secret, datetime.now(UTC), f"cli:{operator()}")
-                out.write_text(roles.dsn_for(dsn, role, secret, host) + "\n", encoding="utf-8")
+                out.write_text(roles.dsn_for(opened.dsn, role, secret, host) + "\n", encoding="utf-8")
         except BaseException as fault:
             out.unlink(missing_ok=True)
             if isinstance(fault, roles.RoleError):

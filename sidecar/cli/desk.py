@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from audit import rows
 from audit import store as audit_store
+from audit.secretfile import KeyFault
 from policies.bundle import load
 from policies.yamlfile import suggest
 from sidecar.cli.common import Exit, fail, need
@@ -23,10 +24,12 @@ from sidecar.core.model import Secret
 from sidecar.identity.files import load_pepper
 from sidecar.identity.store import KeyEvent, Office, Refusal
 from sidecar.runtime import settings as settings_module
+from sidecar.runtime.dsn import command_dsn
 from sidecar.runtime.ids import uuid7
 from sidecar.runtime.settings import KeysSection, Settings, SettingsError
 
 _STATEMENT_MS: Final = 5_000
+_MAY_NOT: Final = "42501"  # insufficient_privilege
 _T = TypeVar("_T")
 
 
@@ -40,11 +43,16 @@ class Desk:
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """One transaction; whatever the database fails at ends the command with its exit code."""
-        engine = audit_store.connect(self.settings.audit.database.dsn, application="warden-keys-cli", pool=1)
+        dsn = command_dsn(self.settings.audit.database)
+        if isinstance(dsn, KeyFault):
+            fail(Exit.USAGE, dsn.detail)
+        engine = audit_store.connect(dsn, application="warden-keys-cli", pool=1)
         try:
             with audit_store.transaction(engine, statement_ms=_STATEMENT_MS) as connection:
                 yield connection
         except sa.exc.ProgrammingError as fault:
+            if getattr(fault.orig, "sqlstate", None) == _MAY_NOT:
+                fail(Exit.NO, "this login may not change keys; one for that: warden db enroll NAME --for keys")
             fail(Exit.DEPENDENCY, f"the database is not prepared ({_state(fault)}); run: warden db upgrade")
         except (sa.exc.OperationalError, sa.exc.TimeoutError) as fault:
             fail(Exit.DEPENDENCY, f"the database does not answer ({_state(fault)}); nothing was changed")

@@ -152,7 +152,7 @@ def verify_command(
             progress=_bar if sys.stderr.isatty() else None,
         )
         try:
-            report = verify(settings.audit.database.dsn, options, jurisdiction=opened.jurisdiction)
+            report = verify(opened.dsn, options, jurisdiction=opened.jurisdiction)
         except ResumeError as fault:
             fail(Exit.USAGE, str(fault))
         except OSError as fault:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from audit.secretfile import KeyFault, read_secret
 from sidecar.runtime.settings import DatabaseSection
 
-__all__ = ["sidecar_dsn"]
+__all__ = ["command_dsn", "sidecar_dsn"]
 
 _MOST = 4096  # bytes of a DSN
 
@@ -25,3 +25,8 @@ def sidecar_dsn(section: DatabaseSection) -> str | KeyFault:
     if not text or "\n" in text or len(data) > _MOST:
         return KeyFault(f"{path}: must hold one DSN, on one line")
     return text
+
+
+def command_dsn(section: DatabaseSection) -> str | KeyFault:
+    """Whom commands are for the database: ``dsn``, else who is in the file, as an officer's own login is."""
+    return section.dsn or sidecar_dsn(section)

@@ -21,6 +21,7 @@ from audit.retain import retain
 from audit.roles import RoleKind
 from sidecar.cli.db import app as db
 from sidecar.cli.evidence import app as audit
+from sidecar.cli.token import app as tokens
 from tests.integration.audit.test_search import write_config
 from tests.integration.audit.test_verify import check
 from tests.integration.identity.test_pooler import pooled
@@ -342,20 +343,25 @@ def test_wrong_use_is_named(office: Office) -> None:
 
 
 def test_readers_officers_and_key_desks_have_what_they_need_and_no_more(office: Office, stolen: str) -> None:
-    """``audit search`` and ``verify`` as a reader, ``hold`` as an officer, ``keys`` as the key desk; nobody else's."""
+    """``audit search`` and ``verify`` as a reader, ``hold`` as an officer, ``token`` as the key desk; nobody else's.
+
+    Each by a configuration that names the file which ``enroll`` wrote, and no other login.
+    """
     for kind in (RoleKind.READER, RoleKind.OFFICER, RoleKind.KEYS):
         own = office.enroll("ada", kind)
         path = office.directory / f"{kind}.yaml"
-        path.write_text(office.config.read_text().replace(office.dsn, own))
+        path.write_text(office.config.read_text().replace(f'dsn: "{office.dsn}"', f"sidecar_dsn_file: {kind}-ada.dsn"))
 
-        def run(*arguments: str, path: Path = path) -> int:
-            return CliRunner().invoke(audit, [*arguments, "--config", str(path)]).exit_code
+        def run(*arguments: str, path: Path = path, app: Any = audit) -> int:
+            return CliRunner().invoke(app, [*arguments, "--config", str(path)]).exit_code
 
         reads = kind is not RoleKind.KEYS
         assert (run("search", "--json") == 0) is reads
         assert (run("verify", "--jobs", "1") == 0) is reads
         held = run("hold", "add", "--tenant", "acme", "--reason", "r")
         assert (held == 0) is (kind is RoleKind.OFFICER)
+        ended = run("revoke", "--issuer", "https://sso.example.com", "--jti", f"t-{kind}", app=tokens)
+        assert ended == (0 if kind is RoleKind.KEYS else 1)
         with psycopg.connect(own) as connection, pytest.raises(Refused):
             connection.execute("DELETE FROM warden.audit_events")
         with psycopg.connect(own) as connection, pytest.raises(Refused):

@@ -200,6 +200,8 @@ def test_retention_runs_as_the_owner_with_the_sidecars_keys(tmp_path: Path, sett
     assert office.audit.keys_directory == settings.audit.keys_directory
     assert office.audit.journal.key_file == settings.audit.journal.key_file
     assert office.audit.journal.keep == settings.audit.journal.keep
+    assert office.identity.keys is not None, "no API key can be issued: a sidecar's own login may not"
+    assert office.identity.keys == settings.identity.keys, "a key issued here is unknown there"
     mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {str(office.audit.keys_directory), str(office.audit.journal.key_file.parent)} <= mounts
     assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
