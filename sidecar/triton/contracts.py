@@ -60,10 +60,13 @@ def ask(request: Request, profile: ModelProfile) -> Asked:
 
 # Inputs that are true or false and mean something to isolation and to the count of tokens.
 _FLAGS: Final = (STOP, "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output")
+_FLAG_NAMES: Final = frozenset(_FLAGS)
 
 
 def _flags(request: Request) -> dict[str, bool]:
     """Those that the request has. A stop that isn't BOOL at all may be one to a model that reads it so."""
+    if _FLAG_NAMES.isdisjoint(request.tensors):  # nearly always
+        return {}
     found: dict[str, bool] = {}
     for name in _FLAGS:
         tensor = request.tensors.get(name)
@@ -76,7 +79,7 @@ def _flags(request: Request) -> dict[str, bool]:
 
 def estimate_tokens(prompt: bytes) -> int:
     """About how many tokens a prompt is, at least 1."""
-    return max(1, -(-len(prompt) // _BYTES_PER_TOKEN))
+    return -(-len(prompt) // _BYTES_PER_TOKEN) or 1
 
 
 def _at_least_one(name: str, value: Any) -> int:
@@ -115,7 +118,7 @@ def _vllm(request: Request, profile: ModelProfile) -> Asked:
         requested = min(profile.default_tokens, profile.max_tokens)
     return Asked(
         prompts=prompts,
-        prompt_tokens=sum(map(estimate_tokens, prompts)),
+        prompt_tokens=sum([estimate_tokens(prompt) for prompt in prompts]),
         requested_tokens=requested or profile.max_tokens,
         sequences=sampling.sequences * max(1, len(prompts)),
         streaming=_any_flag(request, "stream"),

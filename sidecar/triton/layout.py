@@ -18,9 +18,11 @@ _ID: Final = 0x1A  # tags are field number << 3 | wire type 2; up to the id's ea
 class Layout(NamedTuple):
     """Offsets. The id's field begins at ``id_at``, its value is ``data[id_start:id_end]``; without one all are equal.
 
+    ``named``: where the model's name and version end, which come first.
     ``raws_at``: where the payloads' fields begin, or the message ends; ``raws``: start and end of each payload.
     """
 
+    named: int
     id_at: int
     id_start: int
     id_end: int
@@ -42,7 +44,7 @@ def layout(  # noqa: C901 — one loop on every message's path: a call for each 
     parser reads them.
     """
     pos, before, raws_at, most = start, 0, -1, PARTS_MAX
-    id_at = id_start = id_end = start
+    named = id_at = id_start = id_end = start
     raws: list[tuple[int, int]] = []
     try:
         while pos < end:
@@ -63,9 +65,11 @@ def layout(  # noqa: C901 — one loop on every message's path: a call for each 
                 return None
             elif tag == _ID:
                 id_at, id_start, id_end = pos, begin, begin + size
+            elif tag < _ID:
+                named = begin + size
             before, pos, most = tag, begin + size, most - 1
     except IndexError:
         return None
     if pos != end or most < 0 or data[start : start + 1] < b"\x0a":
         return None
-    return Layout(id_at, id_start, id_end, raws_at if raws else end, raws)
+    return Layout(named, id_at, id_start, id_end, raws_at if raws else end, raws)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import msgspec
 
 from sidecar.core import kv
 from sidecar.core.model import (
+    NO_HEAD,
     Action,
     Admission,
     Call,
@@ -40,9 +41,10 @@ from sidecar.triton.aim import aimed, renamed
 from sidecar.triton.contracts import Asked, ask, estimate_tokens
 from sidecar.triton.isolation import Isolation, contract_of, manage
 from sidecar.triton.knowledge import ModelBook
+from sidecar.triton.layout import layout
 from sidecar.triton.methods import KSERVE
 from sidecar.triton.protos import service
-from sidecar.triton.request import EACH_MAX, NAME, read_request, whole_name
+from sidecar.triton.request import EACH_MAX, NAME, RAW_TAG, read_request, whole_name
 from sidecar.triton.responses import read_response
 from sidecar.triton.tallies import Tallies
 from sidecar.triton.tokens import Counter
@@ -64,6 +66,7 @@ class _Heading:
     model: int
     version: int
     changing: frozenset[int]
+    infer: bool  # it is a ModelInferRequest
 
 
 def _headings() -> dict[str, _Heading]:
@@ -76,11 +79,15 @@ def _headings() -> dict[str, _Heading]:
             numbers.get("model_name") or numbers.get("name") or 0,
             numbers.get("model_version") or numbers.get("version") or 0,
             frozenset(changing),
+            method.input_type.name == "ModelInferRequest",
         )
     return found
 
 
 _HEADINGS: Final = _headings()
+_INFER: Final = _HEADINGS[KSERVE + "ModelInfer"]
+_HEADS: Final = 1024  # names and versions that are remembered
+_NAMED_MAX: Final = 160  # bytes of one: a name of 128, a version of 18
 
 
 class TritonReader:
@@ -114,23 +121,13 @@ class TritonReader:
         """Model and version, by the scanner alone. A method that names no model is only held to be well-formed."""
         heading = _HEADINGS.get(method.path)
         if heading is None:
-            return Head()
-        model = version = ""
-        for found in wire.scan(message, heading.spec, most=_FIELDS_MAX):
-            number = found.field.number
-            if number == heading.model:
-                model = wire.text(message, found, heading.spec)
-            elif number == heading.version:
-                version = wire.text(message, found, heading.spec)
-        if not method.by_model:
-            return Head()
-        if not model and method.all_models:
-            return Head()
-        if not whole_name(model):
-            raise MalformedRequest(f"model name {model[:128]!a}: must match {NAME.pattern}, without ..")
-        if version and _VERSION.fullmatch(version) is None:
-            raise MalformedRequest(f"model version {version[:32]!a}: must be empty or a number without leading zeros")
-        return Head(model, version)
+            return NO_HEAD
+        if heading.infer:
+            parts = layout(message, 0, len(message), RAW_TAG)
+            if parts is not None and 0 < parts.named <= _NAMED_MAX:
+                return _named(message[: parts.named])
+        model, version = _names(heading, message)
+        return _checked(model, version) if method.by_model and (model or not method.all_models) else NO_HEAD
 
     def facts(self, method: Method, message: bytes, profile: ModelProfile) -> InferenceFacts:
         """Everything an inference asks for; raises ``MalformedRequest``."""
@@ -140,26 +137,26 @@ class TritonReader:
         asked = ask(request, self._as_read(profile))
         if asked.prompts and not asked.prompt_tokens_exact and profile.name in self._counters:
             asked = _counted(asked, self._counters[profile.name])
-        inputs = tuple(
-            TensorFacts(each.name, each.datatype, each.shape, each.nbytes) for each in request.tensors.values()
-        )
+        tensors, parameters = request.tensors.values(), request.parameters
+        if asked.sampling:
+            parameters = {**parameters, **asked.sampling} if parameters else asked.sampling
         return InferenceFacts(
-            request_id=request.id,
-            model=request.model,
-            version=request.version,
-            inputs=inputs,
-            outputs=request.outputs,
-            parameters={**request.parameters, **asked.sampling} if asked.sampling else request.parameters,
-            prompts=asked.prompts,
-            prompt_tokens=asked.prompt_tokens,
-            prompt_tokens_exact=asked.prompt_tokens_exact,
-            requested_tokens=asked.requested_tokens,
-            sequences=asked.sequences,
-            streaming=asked.streaming,
-            tensor_bytes=sum(each.nbytes for each in inputs),
-            flags=asked.flags,
-            loras=asked.loras,
-            raw=request.raw,
+            request.id,
+            request.model,
+            request.version,
+            tuple([TensorFacts(each.name, each.datatype, each.shape, each.nbytes) for each in tensors]),
+            request.outputs,
+            parameters,
+            asked.prompts,
+            asked.prompt_tokens,
+            asked.prompt_tokens_exact,
+            asked.requested_tokens,
+            asked.sequences,
+            asked.streaming,
+            sum([each.nbytes for each in tensors]),
+            asked.flags,
+            asked.loras,
+            request.raw,
         )
 
     def isolate(
@@ -249,6 +246,31 @@ class TritonReader:
             count = partial(self._tallies.fill, principal.tenant)
             shown = views.shown(method, message, sees, count, admission.verdict.alias)
         return ResponseFacts(nbytes=len(message), final=True, withheld=shown is None, message=shown or b"")
+
+
+def _names(heading: _Heading, message: bytes) -> tuple[str, str]:
+    model = version = ""
+    for found in wire.scan(message, heading.spec, most=_FIELDS_MAX):
+        number = found.field.number
+        if number == heading.model:
+            model = wire.text(message, found, heading.spec)
+        elif number == heading.version:
+            version = wire.text(message, found, heading.spec)
+    return model, version
+
+
+def _checked(model: str, version: str) -> Head:
+    if not whole_name(model):
+        raise MalformedRequest(f"model name {model[:128]!a}: must match {NAME.pattern}, without ..")
+    if version and _VERSION.fullmatch(version) is None:
+        raise MalformedRequest(f"model version {version[:32]!a}: must be empty or a number without leading zeros")
+    return Head(model, version)
+
+
+@lru_cache(_HEADS)
+def _named(names: bytes) -> Head:
+    """Of a ModelInferRequest's first bytes, its name and version."""
+    return _checked(*_names(_INFER, names))
 
 
 def _counted(asked: Asked, count: Counter) -> Asked:

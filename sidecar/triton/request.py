@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Container, Sized
 from functools import lru_cache
 from typing import Any, Final
@@ -14,10 +15,11 @@ from google.protobuf.message import DecodeError
 from sidecar.core.model import MalformedRequest, ParameterValue
 from sidecar.core.reasons import Reason
 from sidecar.triton import wire
+from sidecar.triton.layout import Layout, layout
 from sidecar.triton.protos import ModelInferRequest, descriptor
 from sidecar.triton.tensors import BYTES_MAX, DATATYPES, DIMS_MAX, TYPED, Tensor, elements_of, walk
 
-__all__ = ["EACH_MAX", "NAME", "REMEMBERED", "REMEMBERED_BYTES", "Request", "read_request", "whole_name"]
+__all__ = ["EACH_MAX", "NAME", "RAW_TAG", "REMEMBERED", "REMEMBERED_BYTES", "Request", "read_request", "whole_name"]
 
 ELSEWHERE: Final = "shared memory is one namespace for all tenants: send the tensors in the request"
 EACH_MAX: Final = 256  # inputs; outputs; parameters, those of tensors included
@@ -34,6 +36,8 @@ REMEMBERED_BYTES: Final = 2_048
 
 _SPEC: Final = wire.spec_of(descriptor("ModelInferRequest"))
 _ID, _RAW = 3, 7  # fields of ModelInferRequest: id, raw_input_contents
+RAW_TAG: Final = _RAW << 3 | 2
+_STRING: Final = struct.Struct("<I")
 
 # Which values the parameters that Triton itself acts on may have (facts/triton.md §2).
 _TYPES: Final[dict[str, tuple[str, ...]]] = {
@@ -88,6 +92,29 @@ def read_request(data: bytes) -> Request:
 
     Raw payloads are neither copied nor walked, but for the lengths in BYTES.
     """
+    found = layout(data, 0, len(data), RAW_TAG)
+    if found is not None and found.raws and found.raws_at <= REMEMBERED_BYTES:
+        try:
+            return _read_ordinary(data, found)
+        except (MalformedRequest, UnicodeDecodeError):
+            pass  # whoever reads it field by field says what is wrong, and where
+    return _read_fields(data)
+
+
+def _read_ordinary(data: bytes, found: Layout) -> Request:
+    request_id = data[found.id_start : found.id_end].decode()
+    if request_id:
+        _check_id(request_id)
+    form = _form(found.header(data))
+    if len(found.raws) != len(form.inputs):
+        raise MalformedRequest("raw_input_contents: must be all or none", Reason.REQUEST_AMBIGUOUS)
+    tensors: dict[str, Tensor] = {}
+    for each, (start, end) in zip(form.inputs, found.raws, strict=True):
+        tensors[each.name] = _raw(data, each, start, end)
+    return Request(request_id, form.model, form.version, tensors, form.outputs, form.parameters)
+
+
+def _read_fields(data: bytes) -> Request:
     found = wire.scan(data, _SPEC, most=4 * EACH_MAX + 4)
     raws = [field for field in found if field.field.number == _RAW]
     header, request_id = _header(data, found, raws)
@@ -113,13 +140,17 @@ def _header(data: bytes, found: list[wire.Found], raws: list[wire.Found]) -> tup
     """The message without its raw payloads and its id, and the id."""
     ids = [field for field in found if field.field.number == _ID]
     request_id = wire.text(data, ids[0], _SPEC) if ids else ""
-    if len(request_id) > ID_CHARS or (request_id and not request_id.isprintable()):
-        raise MalformedRequest(f"id: must be at most {ID_CHARS} printable characters")
+    _check_id(request_id)
     if raws and found[-len(raws)] is not raws[0]:  # no serialiser writes them anywhere but at the end
         kept = [data[field.at : field.end] for field in found if field.field.number not in {_RAW, _ID}]
         return b"".join(kept), request_id
     end = raws[0].at if raws else len(data)
     return (data[: ids[0].at] + data[ids[0].end : end] if ids else data[:end]), request_id
+
+
+def _check_id(request_id: str) -> None:
+    if len(request_id) > ID_CHARS or (request_id and not request_id.isprintable()):
+        raise MalformedRequest(f"id: must be at most {ID_CHARS} printable characters")
 
 
 # --- the header ---------------------------------------------------------------------------------------------------
@@ -237,22 +268,23 @@ def _with_raw(data: bytes, inputs: tuple[_Input, ...], raws: list[wire.Found]) -
             f"raw_input_contents: {len(raws)} for {len(inputs)} inputs, must be all or none", Reason.REQUEST_AMBIGUOUS
         )
     _bounded("raw_input_contents", raws)
-    return {each.name: _raw(data, each, raw) for each, raw in zip(inputs, raws, strict=True)}
+    return {each.name: _raw(data, each, raw.start, raw.end) for each, raw in zip(inputs, raws, strict=True)}
 
 
-def _raw(data: bytes, tensor: _Input, raw: wire.Found) -> Tensor:
-    name, datatype, elements, nbytes = tensor.name, tensor.datatype, tensor.elements, raw.end - raw.start
+def _raw(data: bytes, tensor: _Input, start: int, end: int) -> Tensor:
+    name, datatype, elements, nbytes = tensor.name, tensor.datatype, tensor.elements, end - start
     if tensor.contents is not None:
         raise MalformedRequest(
             f"input {name}: has contents beside raw_input_contents, must be one or the other", Reason.REQUEST_AMBIGUOUS
         )
     if datatype == "BYTES":
-        walk(name, data, raw.start, raw.end, elements)
+        if elements != 1 or nbytes < 4 or _STRING.unpack_from(data, start)[0] != nbytes - 4:
+            walk(name, data, start, end, elements)
     elif elements * DATATYPES[datatype] != nbytes:
         raise MalformedRequest(
             f"input {name}: {nbytes} bytes, its shape and datatype {datatype} make {elements * DATATYPES[datatype]}"
         )
-    return Tensor(name, datatype, tensor.shape, elements, nbytes, data, raw.start, raw.end)
+    return Tensor(name, datatype, tensor.shape, elements, nbytes, data, start, end)
 
 
 def _typed(tensor: _Input) -> Tensor:

@@ -128,8 +128,10 @@ def strings(tensor: Tensor) -> tuple[bytes, ...]:
         raise MalformedRequest(f"input {tensor.name}: is {tensor.datatype}, must be BYTES")
     if tensor.typed is not None:
         return tuple(tensor.typed)
-    found: list[bytes] = []
     pos, data = tensor.start, tensor.data
+    if tensor.elements == 1:  # its length was held against its shape
+        return (data[pos + 4 : tensor.end],)
+    found: list[bytes] = []
     for _ in range(tensor.elements):
         begin = pos + 4
         pos = begin + _LENGTH.unpack_from(data, pos)[0]

@@ -1,4 +1,4 @@
-"""An answer read at a glance says what protobuf's own parser says of it, and the client is shown the same."""
+"""A message read at a glance says what it says read whole: an answer to protobuf, a request field by field."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sidecar.core.model import Contract, ResponseFacts, Undo
+from sidecar.core.model import Contract, MalformedRequest, ResponseFacts, Undo
 from sidecar.triton.methods import KSERVE, lookup
 from sidecar.triton.ordinary import read_ordinary
 from sidecar.triton.protos import ModelInferResponse, ModelStreamInferResponse
+from sidecar.triton.request import Request, _read_fields, read_request
 from sidecar.triton.responses import read_whole
-from tests.support.kserve import packed, response, streamed
+from tests.support.kserve import chat, field, packed, response, streamed
 
 METHODS = {False: lookup(KSERVE + "ModelInfer"), True: lookup(KSERVE + "ModelStreamInfer")}
 SENT = "f" * 32
@@ -96,3 +97,32 @@ def test_what_is_not_laid_out_as_usual_is_left_to_the_parser() -> None:
         assert read_ordinary(odd, Contract.VLLM, None, streaming=False) is None
     for told in (streamed(plain, error="no"), streamed(error="no"), b"\x12", b"\x12\x80"):
         assert read_ordinary(told, Contract.VLLM, None, streaming=True) is None
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    """A chat, and what a hostile client makes of it."""
+    sampling = draw(st.dictionaries(st.sampled_from(["max_tokens", "n"]), st.integers(1, 9)))
+    made = chat(draw(st.binary(max_size=300)), stream=draw(st.booleans()), **sampling)
+    made.id = draw(st.sampled_from(["", "7", "x" * 129, "two\nlines"]))
+    written = bytearray(made.SerializeToString())
+    for at, byte in draw(st.lists(st.tuples(st.integers(0, len(written) - 1), st.integers(0, 255)), max_size=2)):
+        written[at] = byte
+    more = st.sampled_from([b"", field(1, b"m"), field(3, b"8"), field(7, packed(b"x")), field(9, b"?"), b"\x3a\x05"])
+    return bytes(written) + draw(more)
+
+
+def read(reader: Any, data: bytes) -> Request | str:
+    try:
+        found: Request = reader(data)
+    except MalformedRequest as fault:
+        return fault.detail
+    return found
+
+
+@given(requests())
+def test_a_request_is_read_or_refused_in_the_same_words(data: bytes) -> None:
+    assert read(read_request, data) == read(_read_fields, data)
