@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from sidecar.core.model import InferenceFacts
 from sidecar.triton import suffix
@@ -21,8 +22,7 @@ _COUNTS_PROMPT: Final = frozenset({Dialect.ENSEMBLE, Dialect.BLS, Dialect.CORE})
 _PROMPTS: Final = ("text_input", "input_ids")  # whose first dimension is the batch's
 
 
-@dataclass(frozen=True, slots=True)
-class Counting:
+class Counting(Struct, frozen=True):
     """The message to forward, what to append to it, the outputs to take out of its responses, and ``Undo.beams``."""
 
     message: bytes

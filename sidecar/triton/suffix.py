@@ -14,6 +14,7 @@ __all__ = ["input_flags", "integer_parameter", "output", "raw", "request_id", "s
 # ModelInferRequest: model_version 2, id 3, parameters 4, inputs 5, outputs 6, raw_input_contents 7.
 _VERSION, _ID, _PARAMETERS, _INPUTS, _OUTPUTS, _RAW = 2, 3, 4, 5, 6, 7
 _LENGTH: Final = 2  # wire type
+_ID_HEAD: Final = bytes((_ID << 3 | _LENGTH,))
 
 
 def _varint(value: int) -> bytes:
@@ -31,7 +32,8 @@ def _field(number: int, payload: bytes) -> bytes:
 
 def request_id(value: str) -> bytes:
     """Another ``id``."""
-    return _field(_ID, value.encode())
+    payload = value.encode()
+    return _ID_HEAD + bytes((len(payload),)) + payload if len(payload) < 0x80 else _field(_ID, payload)
 
 
 def version(value: str) -> bytes:

@@ -29,11 +29,15 @@ from sidecar.core.model import (
 from sidecar.core.ports import everything
 from sidecar.core.reasons import Reason
 from sidecar.triton.isolation import (
+    _HARMLESS,
+    _ORDINARY,
     FORBIDDEN_PARAMETERS,
     FORBIDDEN_SAMPLING,
     FORBIDDEN_TENSORS,
     LORA_TENSORS,
     Isolation,
+    _parameter,
+    _tensor,
 )
 from sidecar.triton.knowledge import Knowledge, ModelBook, ModelFacts
 from sidecar.triton.methods import KSERVE, METHODS, lookup
@@ -564,3 +568,12 @@ def test_answers_come_in_order_where_the_model_is_not_decoupled(model: ModelFact
     forward = isolate(request("m"), knowing=model)
     assert isinstance(forward, Forward)
     assert forward.ordered is ordered
+
+
+@pytest.mark.parametrize("contract", Contract)
+def test_what_is_passed_over_is_what_no_rule_speaks_of(contract: Contract) -> None:
+    allowed = verdict(ModelProfile("m", contract))
+    for name in _HARMLESS:
+        assert _parameter(name, "x", allowed, contract, None) is None
+    for name in _ORDINARY:
+        assert _tensor(name, contract) is None
