@@ -21,6 +21,7 @@ __all__ = ["PROMPT_CHARS", "Guard", "Guards", "Joined", "compile_guards"]
 
 # A search of this many characters takes some ms of everybody's event loop; a longer prompt counts as found.
 PROMPT_CHARS: Final = 262_144
+_NOTHING: Final[frozenset[int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class _Looked:
         numbers = {what: number for number, what in enumerate((*patterns, *classes))}
         self._kinds = {numbers[kind]: kind for kind in classes}
         self._rules = rules
+        self._bounded = any(guard.longer_than is not None for guard in guards)
         self.guards = [
             (guard, frozenset(numbers[what] for what in (*guard.patterns, *guard.classes))) for guard in guards
         ]
@@ -77,15 +79,25 @@ class _Looked:
     def whole(self, facts: InferenceFacts) -> tuple[Finding, ...]:
         """Of a prompt, all of which is there."""
         texts = facts.prompts
-        characters = sum(len(text) if text.isascii() else len(text.decode("utf-8", "replace")) for text in texts)
+        if len(texts) == 1 and texts[0].isascii():
+            characters = len(texts[0])
+            if characters <= PROMPT_CHARS and self.scanner.nothing(texts[0]):
+                return self._told(facts, characters, _NOTHING)
+        else:
+            characters = sum(len(text) if text.isascii() else len(text.decode("utf-8", "replace")) for text in texts)
         if characters > PROMPT_CHARS:  # it can't be searched in time, and no answer is never a yes
             found = frozenset(range(self.scanner.size))
         else:
             looks = (self.scanner.look(text, 0, {}, first=True, last=True) for text in texts)
             found = frozenset(number for look in looks for number in look.certain)
-        told = tuple(
-            guard.finding() for guard, looks_for in self.guards if looks_for & found or _long(guard, characters)
-        )
+        return self._told(facts, characters, found)
+
+    def _told(self, facts: InferenceFacts, characters: int, found: frozenset[int]) -> tuple[Finding, ...]:
+        told: tuple[Finding, ...] = ()
+        if found or self._bounded:
+            told = tuple(
+                guard.finding() for guard, looks_for in self.guards if looks_for & found or _long(guard, characters)
+            )
         return told if self._rules is None else told + self._ruled(self._rules, characters, found, facts)
 
     def lens(self, facts: InferenceFacts) -> Lens:

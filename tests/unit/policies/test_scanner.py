@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from audit import identifiers
 from audit.likely import LIKELY, SHAPE
-from policies.scanner import CONTEXT, Scanner, scanner
+from policies.scanner import CONTEXT, NOTHING, Scanner, scanner
 from policies.shape import endings
 from policies.watching import Hold, Lens, Watch
 from sidecar.core.holdback import HoldBack
@@ -213,3 +213,17 @@ def test_how_much_of_what_came_before_a_pattern_needs(pattern: str, most: int) -
 def test_patterns_that_are_too_large_together_are_refused() -> None:
     with pytest.raises(ValueError, match=r"the patterns together are \d+ instructions of RE2's, at most 200000"):
         Scanner([rf"\pL{{9}}{n}" for n in range(20)], [])
+
+
+@given(st.lists(st.sampled_from(("word ", *filter(str.isascii, PLANTED))), max_size=6).map("".join))
+def test_where_nothing_is_said_to_be_a_look_finds_nothing(text: str) -> None:
+    looks, data = scanner(PATTERNS, tuple(LIKELY)), text.encode()
+    if looks.nothing(data):
+        assert looks.look(data, 0, {}, first=True, last=True) == NOTHING
+
+
+def test_nothing_is_in_plain_words_and_something_in_what_is_looked_for() -> None:
+    looks = scanner(PATTERNS, tuple(LIKELY))
+    assert looks.nothing(b"all work and no play")
+    assert not looks.nothing(b"write to bob@example.com")
+    assert not looks.nothing(b"about project  x")
