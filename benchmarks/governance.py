@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from audit import appending, writing
 from audit.seal import create_key_file
-from benchmarks.setup import UNARY, lifted_bundle, unary_request, unary_response
+from benchmarks.setup import UNARY, lifted_bundle, told_of_itself, unary_request, unary_response
 from sidecar.cli.demo.stack import AUDIENCE, ISSUER, JURISDICTION, REGION
 from sidecar.core.governor import Governor, Ports, Recorded
 from sidecar.core.model import Outcome, OutcomeKind
@@ -26,6 +26,8 @@ from sidecar.transports.budget import Budget
 from sidecar.transports.context import Bounds, Services, read
 from sidecar.transports.waiting import WaitingRoom
 from sidecar.triton import methods
+from sidecar.triton.knowledge import Knowledge, read_model
+from sidecar.triton.protos import message_class
 
 WARM_UP: Final = 500
 _OK: Final = Outcome(OutcomeKind.COMPLETED)
@@ -63,6 +65,7 @@ class Rig:
             source.refresh(time.time())
         assert self.rooms.recorder.recovered() is None
         self.governor = self.rooms.governor
+        self.rooms.models.current = _known()
         self.request, self.response = unary_request(), unary_response()
         self.method = methods.lookup(UNARY)
         token = _token(directory)
@@ -99,6 +102,14 @@ class Rig:
 
     def close(self) -> None:
         self.rooms.journal.close()
+
+
+def _known() -> Knowledge:
+    """As learnt from Triton, so that calls are isolated as they are beside one."""
+    told = told_of_itself()
+    metadata: Any = message_class("ModelMetadataResponse").FromString(told["ModelMetadata"])
+    config: Any = message_class("ModelConfigResponse").FromString(told["ModelConfig"])
+    return Knowledge.of([read_model(metadata, config.config, ("1",))])
 
 
 def _configure(directory: Path) -> Path:
