@@ -1,49 +1,36 @@
-"""The order of governance, written once (DESIGN §4): identify, authorise, isolate, reserve, record; then settle."""
+"""The order of governance after the admission (``deciding``): record, forward and meter, settle once (DESIGN §4)."""
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
-from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from sidecar.core.decision import OBSERVED, Decision, Stop, forbidden, unenforced
+from sidecar.core.deciding import Deciding, Mode, Ports
+from sidecar.core.decision import OBSERVED, forbidden, unenforced
 from sidecar.core.endings import Ending, Owed
 from sidecar.core.model import (
-    NO_HEAD,
-    PROOF,
-    Action,
     Admission,
     Allowance,
     Call,
     Credential,
-    Demand,
     Denial,
-    Disposition,
     Finding,
     Head,
     Instant,
-    MalformedRequest,
     Outcome,
     OutcomeKind,
-    Principal,
     Refused,
     Reservation,
     ResponseFacts,
     Usage,
     replace,
 )
-from sidecar.core.ports import everything
 from sidecar.core.reasons import Code, Reason
 from sidecar.core.recorded import Output, Recorded
 from sidecar.core.running_on import RunningOn, runs_on_ns
-from sidecar.core.scope import outside
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sidecar.core.ports import Identity, Instruments, Policies, Policy, Quotas, Reader, Recorder, Sees
 
 __all__ = [
     "OBSERVED",
@@ -63,65 +50,20 @@ _CRASHED: Final = Outcome(OutcomeKind.FAILED, Code.INTERNAL, Reason.INTERNAL, "i
 _UNREADABLE: Final = Denial(Reason.INTERNAL, internal="Triton's answer can't be read, so nobody is shown it")
 
 
-class Mode(StrEnum):
-    """``observe`` decides and records everything and enforces nothing: the safe first day next to running traffic.
-    What could end the server (``Denial.always``) is refused all the same, and ids go under isolation's names.
-
-    Of a call that it would have refused by the end of the authorise step the record keeps no content.
-    """
-
-    ENFORCE = "enforce"
-    OBSERVE = "observe"
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The rooms the governor stands between."""
-
-    identity: Identity
-    policies: Policies
-    reader: Reader
-    quotas: Quotas
-    recorder: Recorder
-    instruments: Instruments
-
-
-class Governor:
+class Governor(Deciding):
     """Admits, records and settles calls. Synchronous; safe from several threads (one short lock, never across I/O)."""
 
     def __init__(self, ports: Ports, *, mode: Mode = Mode.ENFORCE) -> None:
-        self._ports = ports
-        self._mode = mode
-        self._lock = threading.Lock()
+        super().__init__(ports, mode)
         self._live: dict[str, Recorded] = {}
         self._running = RunningOn()
         self._owed = Owed()
-        self._draining = False
         self.on_room: Callable[[], None] = _nobody_waits  # called whenever a call has given something back
-
-    @property
-    def mode(self) -> Mode:
-        return self._mode
 
     @property
     def in_flight(self) -> int:
         """Recorded calls not settled yet."""
         return len(self._live)
-
-    def drain(self) -> None:
-        """From now on every new call is refused DRAINING, in every mode."""
-        self._draining = True
-
-    def turns_away(self, credential: Credential | Denial, at: Instant) -> bool:
-        """Whether a call with this credential would be refused whatever its message says, so that none need be read."""
-        if self._draining:
-            return True
-        if self._mode is Mode.OBSERVE:
-            return False
-        if isinstance(credential, Denial):
-            return True
-        who = self._ports.identity.identify(credential, at.wall)
-        return isinstance(who, Denial) or not self._ports.policies.current().serves(who.tenant)
 
     def revoked(self, credential: Credential | Denial, at: Instant) -> Denial | None:
         """Why a call under way may not go on: its credential was withdrawn since. None: it may.
@@ -133,12 +75,7 @@ class Governor:
         found = self._ports.identity.identify(credential, at.wall)
         return found if isinstance(found, Denial) and found.reason in WITHDRAWN else None
 
-    def tenant(self, credential: Credential | Denial, at: Instant) -> str:
-        """On whose account the call is; those whom nobody knows, but ``observe`` lets pass, have one together."""
-        who = credential if isinstance(credential, Denial) else self._ports.identity.identify(credential, at.wall)
-        return OBSERVED.tenant if isinstance(who, Denial) else who.tenant
-
-    # --- the one order ---------------------------------------------------------------------------------------------
+    # --- the beginning ---------------------------------------------------------------------------------------------
 
     def open(self, call: Call, at: Instant) -> Recorded | Refused:
         """Admit and record; a refusal is recorded too. What comes back is what the transport acts on."""
@@ -155,72 +92,6 @@ class Governor:
                 return self.record(admission, at)
             case Refused() as refused:
                 return refused if refused.denial.queue_ns else self.refuse(refused, at)
-
-    def admit(self, call: Call, at: Instant) -> Admission | Refused:
-        """Decide in memory, in the order of DESIGN §4. No await, no I/O; reserves only as its very last step."""
-        policy = self._ports.policies.current()
-        if self._draining:
-            return Refused(call, Denial(Reason.DRAINING, retry_after=1.0), policy.digest)
-        decision = Decision(call, policy, observe=self._mode is Mode.OBSERVE)
-        try:
-            return self._decide(decision, at)
-        except Stop as stop:
-            return decision.refused(stop.denial)
-
-    def _decide(self, d: Decision, at: Instant) -> Admission:
-        call, reader = d.call, self._ports.reader
-        d.identified(self._identify(call, at))
-        if call.fault is not None:
-            d.faulted(call.fault)
-        barred = self._barred(d, at)
-        try:
-            d.head = reader.head(call.method, call.message)
-        except MalformedRequest as fault:
-            d.unreadable(fault, barred)
-        d.authorised(barred or d.policy.authorise(d.who, call, d.head, at.wall))
-        if call.method.action is Action.INFER:
-            try:
-                d.facts = reader.facts(call.method, call.message, d.allowed.profile)
-            except MalformedRequest as fault:
-                d.unreadable(fault)
-            d.routed()
-            d.guarded()
-        forward = d.isolated(reader.isolate(call, d.who, d.facts, d.allowed, at, self._sees(d.policy, d.who)))
-        demand = reader.demand(d.facts, d.allowed.profile) if call.method.action is Action.INFER else Demand()
-        who, allowed = d.who, d.allowed
-        with self._lock:
-            held = self._ports.quotas.reserve(
-                who.tenant, allowed.profile.name, allowed.limits, demand, at, enforce=not d.observe,
-                key=who.key_id or who.name, model_limits=allowed.model_limits, pool=allowed.profile.pool,
-                key_limits=allowed.key_limits,
-            )  # fmt: skip
-        if isinstance(held, Denial):
-            reader.forgone(who.tenant, allowed.profile.name, forward, at)
-            raise Stop(held)
-        would_refuse = d.denial or d.allowed.would_refuse or d.shadowed or held.over
-        return Admission(call, d.who, d.allowed, d.facts, forward, held, would_refuse, PROOF, d.findings)
-
-    def _identify(self, call: Call, at: Instant) -> Principal | Denial:
-        if isinstance(call.credential, Denial):
-            return call.credential
-        return self._ports.identity.identify(call.credential, at.wall)
-
-    def _sees(self, policy: Policy, who: Principal) -> Sees:
-        """Which models ``who`` may know of. Mode observe keeps nothing from anybody: it enforces nothing."""
-        return partial(policy.sees, who) if self._mode is Mode.ENFORCE else everything
-
-    def _barred(self, d: Decision, at: Instant) -> Denial | None:
-        """What is against this call whatever its message says, the method table first; None: nothing."""
-        method = d.call.method
-        if method.action is Action.UNKNOWN:
-            return Denial(Reason.METHOD_UNKNOWN, rule="method-table")
-        if method.disposition is Disposition.REFUSE or not (method.roles & d.who.roles):
-            detail = f"{method.name}; {method.instead}" if method.instead else method.name
-            return Denial(Reason.METHOD_NOT_ALLOWED, detail, rule="method-table")
-        if not d.policy.serves(d.who.tenant):
-            found = d.policy.authorise(d.who, d.call, NO_HEAD, at.wall)
-            return found if isinstance(found, Denial) else None
-        return outside(d.who, d.call)
 
     # --- the journal -----------------------------------------------------------------------------------------------
 
