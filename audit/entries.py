@@ -141,7 +141,7 @@ def call_facts(
         trace.span_id if trace is not None else "",
         (trace.parent_id or "") if trace is not None else "",
         trace.sampled if trace is not None else False,
-        dict(facts.parameters) if facts.parameters else {},
+        {**facts.parameters},
         [Tensor(t.name, t.datatype, list(t.shape), t.nbytes) for t in facts.inputs],
         len(call.message),
         facts.prompt_tokens,
@@ -154,7 +154,7 @@ def call_facts(
         picked.kind.value if picked.kind is not None else "",
         picked.why,
         audit.redact,
-        sorted(principal.roles),
+        [*principal.roles] if len(principal.roles) == 1 else sorted(principal.roles),
         None if principal.models is None else list(principal.models),
         _classes(call, principal),
         would_refuse.rule if would_refuse is not None else "",
@@ -176,7 +176,8 @@ def content_of(prompts: tuple[bytes, ...], kept: int | None) -> Content:
     if not prompts:
         return NOTHING
     if len(prompts) == 1:
-        nbytes, digest = len(prompts[0]), hashlib.sha256(prompts[0]).digest()
+        (prompt,) = prompts
+        nbytes, digest = len(prompt), hashlib.sha256(prompt).digest()
     else:
         whole = hashlib.sha256()
         for prompt in prompts:
@@ -189,7 +190,7 @@ def cut(texts: tuple[bytes, ...], room: int) -> list[bytes]:
     """The first ``room`` bytes of ``texts``; what comes after ``PARTS`` parts is one."""
     if len(texts) > PARTS:
         texts = (*texts[: PARTS - 1], b"".join(texts[PARTS - 1 :]))
-    if sum(map(len, texts)) <= room:
+    if (len(texts[0]) if len(texts) == 1 else sum(map(len, texts))) <= room:
         return list(texts)
     kept: list[bytes] = []
     for text in texts:

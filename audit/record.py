@@ -185,8 +185,7 @@ def store_of(entry: Entry) -> str:
     return _STORE[type(entry)](entry)
 
 
-def encode(entry: Entry) -> bytes:
-    return _ENCODER.encode(entry)
+encode: Final[Callable[[Entry], bytes]] = _ENCODER.encode
 
 
 def decode(data: bytes) -> Entry:

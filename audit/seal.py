@@ -100,7 +100,8 @@ class Sealer:
         self._segment = segment
 
     def seal(self, index: int, entry: bytes) -> bytes:
-        return self._aead.encrypt(index.to_bytes(_NONCE, "big"), entry, self._segment + index.to_bytes(8, "big"))
+        nonce = index.to_bytes(_NONCE, "big")  # its last 8 bytes are the index as the context has it
+        return self._aead.encrypt(nonce, entry, self._segment + nonce[_NONCE - 8 :])
 
     def open(self, index: int, sealed: bytes) -> bytes | None:
         """The entry; None where it was not sealed under this key, segment and index."""

@@ -38,8 +38,8 @@ class LiveSegment:
 
     def write(self, files: Files, frame: bytes) -> None:
         """One write; what a short one left out is tried once more. Raises OSError: then ``cut`` it back."""
-        done = files.pwrite(self.descriptor, frame, self.nbytes)
-        while done < len(frame):
+        done, size = files.pwrite(self.descriptor, frame, self.nbytes), len(frame)
+        while done < size:
             more = files.pwrite(self.descriptor, frame[done:], self.nbytes + done)
             if more == 0:
                 _no_space()

@@ -22,6 +22,7 @@ __all__ = ["PROMPT_CHARS", "Guard", "Guards", "Joined", "compile_guards"]
 # A search of this many characters takes some ms of everybody's event loop; a longer prompt counts as found.
 PROMPT_CHARS: Final = 262_144
 _NOTHING: Final[frozenset[int]] = frozenset()
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class _Looked:
     def _ruled(
         self, rules: RuleSet, characters: int, found: frozenset[int], facts: InferenceFacts
     ) -> tuple[Finding, ...]:
-        kinds = frozenset(self._kinds[number] for number in found if number in self._kinds)
+        kinds = frozenset(self._kinds[number] for number in found if number in self._kinds) if found else _NONE
         return rules.judge(characters, kinds & rules.asked, facts)
 
     def whole(self, facts: InferenceFacts) -> tuple[Finding, ...]:

@@ -184,6 +184,7 @@ class Head(Struct, frozen=True):
 
     model: str = ""
     version: str = ""  # "" = latest; canonical decimal otherwise
+    parts: object = None  # the reader's own: where it found what else is there, so that it needn't look again
 
 
 NO_HEAD: Final = Head()

@@ -119,7 +119,7 @@ class Deciding:
         d.authorised(barred or d.policy.authorise(d.who, call, d.head, at.wall))
         if infer:
             try:
-                d.facts = reader.facts(call.method, call.message, d.allowed.profile)
+                d.facts = reader.facts(call.method, call.message, d.allowed.profile, d.head)
             except MalformedRequest as fault:
                 d.unreadable(fault)
             d.routed()

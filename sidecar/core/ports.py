@@ -88,8 +88,8 @@ class Reader(Protocol):
         """Model and version only."""
         ...
 
-    def facts(self, method: Method, message: bytes, profile: ModelProfile) -> InferenceFacts:
-        """Everything, for authorised calls."""
+    def facts(self, method: Method, message: bytes, profile: ModelProfile, head: Head) -> InferenceFacts:
+        """Everything, for authorised calls. ``head``: what ``head`` made of this message."""
         ...
 
     def isolate(

@@ -12,6 +12,7 @@ import msgspec
 
 from sidecar.core import kv
 from sidecar.core.model import (
+    NO_FACTS,
     NO_HEAD,
     Action,
     Admission,
@@ -41,7 +42,7 @@ from sidecar.triton.aim import aimed, renamed
 from sidecar.triton.contracts import Asked, ask, estimate_tokens
 from sidecar.triton.isolation import Isolation, contract_of, manage
 from sidecar.triton.knowledge import ModelBook
-from sidecar.triton.layout import layout
+from sidecar.triton.layout import Layout, layout
 from sidecar.triton.methods import KSERVE
 from sidecar.triton.protos import service
 from sidecar.triton.request import EACH_MAX, NAME, RAW_TAG, read_request, whole_name
@@ -125,15 +126,16 @@ class TritonReader:
         if heading.infer:
             parts = layout(message, 0, len(message), RAW_TAG)
             if parts is not None and 0 < parts.named <= _NAMED_MAX:
-                return _named(message[: parts.named])
+                named = _named(message[: parts.named])
+                return Head(named.model, named.version, parts)
         model, version = _names(heading, message)
         return _checked(model, version) if method.by_model and (model or not method.all_models) else NO_HEAD
 
-    def facts(self, method: Method, message: bytes, profile: ModelProfile) -> InferenceFacts:
+    def facts(self, method: Method, message: bytes, profile: ModelProfile, head: Head = NO_HEAD) -> InferenceFacts:
         """Everything an inference asks for; raises ``MalformedRequest``."""
         if method.action is not Action.INFER:
-            return InferenceFacts()
-        request = read_request(message)
+            return NO_FACTS
+        request = read_request(message, head.parts if isinstance(head.parts, Layout) else None)
         asked = ask(request, self._as_read(profile))
         if asked.prompts and not asked.prompt_tokens_exact and profile.name in self._counters:
             asked = _counted(asked, self._counters[profile.name])

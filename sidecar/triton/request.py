@@ -87,12 +87,12 @@ class _Form(msgspec.Struct, frozen=True):
     parameters: dict[str, ParameterValue]
 
 
-def read_request(data: bytes) -> Request:
-    """Raises ``MalformedRequest`` for what cannot be read one way only.
+def read_request(data: bytes, found: Layout | None = None) -> Request:
+    """Raises ``MalformedRequest`` for what cannot be read one way only. ``found``: its layout, where that is known.
 
     Raw payloads are neither copied nor walked, but for the lengths in BYTES.
     """
-    found = layout(data, 0, len(data), RAW_TAG)
+    found = found or layout(data, 0, len(data), RAW_TAG)
     if found is not None and found.raws and found.raws_at <= REMEMBERED_BYTES:
         try:
             return _read_ordinary(data, found)

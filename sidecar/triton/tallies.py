@@ -50,6 +50,9 @@ class Tallies:
     def _tally(self, key: tuple[str, str], version: str) -> _Tally:
         versions = self._models.setdefault(key, {})
         self._models.move_to_end(key)
+        tally = versions.get(version)
+        if tally is not None and version and "" not in versions:  # nearly always
+            return tally
         if len(self._models) > self._most:
             self._models.popitem(last=False)
         version = version or next(reversed(versions), "")

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from sidecar.core.model import Contract, Head, MalformedRequest, ModelProfile, ResponseFacts
+from sidecar.core.model import Contract, MalformedRequest, ModelProfile, ResponseFacts
 from sidecar.triton.methods import KSERVE, lookup
 from sidecar.triton.protos import ModelInferResponse
 from tests.support.kserve import field, number, packed, request, typed
@@ -122,7 +122,7 @@ def test_what_triton_refuses_the_reader_refuses_first(channel: grpc.Channel, mes
 
 def answers(channel: grpc.Channel, message: Any, profile: ModelProfile = VLLM) -> list[ResponseFacts]:
     data = message.SerializeToString()
-    assert READER.head(STREAM, data) == Head(message.model_name)
+    assert READER.head(STREAM, data).model == message.model_name
     stream = channel.stream_stream(STREAM.path)(iter([data]), timeout=30)
     return [answered(READER, STREAM, each, profile) for each in stream]
 

@@ -31,7 +31,7 @@ class Around(FakePorts):
     def head(self, method: Method, message: bytes) -> Head:
         return Head(message.decode())
 
-    def facts(self, method: Method, message: bytes, profile: ModelProfile) -> InferenceFacts:
+    def facts(self, method: Method, message: bytes, profile: ModelProfile, head: Head) -> InferenceFacts:
         return InferenceFacts(model=message.decode())
 
 

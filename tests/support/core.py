@@ -148,7 +148,7 @@ class FakePorts:
         self._step("head")
         return Head("chat", self.version)
 
-    def facts(self, method: Method, message: bytes, profile: ModelProfile) -> InferenceFacts:
+    def facts(self, method: Method, message: bytes, profile: ModelProfile, head: Head) -> InferenceFacts:
         self._step("facts")
         return InferenceFacts(
             request_id="r-1", model="chat", version=self.version, prompts=(b"prompt",), prompt_tokens=3,
