@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-class Tensor(msgspec.Struct, frozen=True, array_like=True):
+class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One input tensor: KServe v2 datatype, shape, payload bytes."""
 
     name: str
@@ -38,7 +38,7 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
-class Content(msgspec.Struct, frozen=True, array_like=True):
+class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A text as evidence: its length in bytes and SHA-256 always, the bytes where the audit level keeps them.
 
     ``parts`` may be cut at the configured bound; ``nbytes`` and ``sha256`` are of the whole.
@@ -49,7 +49,7 @@ class Content(msgspec.Struct, frozen=True, array_like=True):
     parts: list[bytes] | None = None
 
 
-class CallFacts(msgspec.Struct, frozen=True, array_like=True):
+class CallFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Everything known of a call when it was admitted or refused. Times are ns since the UNIX epoch."""
 
     call_id: str
@@ -99,13 +99,13 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True):
     store: str = ""  # the jurisdiction whose database keeps it; "": that of the journal's segment, here as below
 
 
-class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted"):
+class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted", gc=False):
     """Written before the call is forwarded."""
 
     call: CallFacts
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
+class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused", gc=False):
     """A refusal, whole."""
 
     call: CallFacts
@@ -115,7 +115,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
     internal: str = ""
 
 
-class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
+class Output(msgspec.Struct, frozen=True, array_like=True, tag="output", gc=False):
     """A run of output text, at byte ``offset`` of the call's output. Level ``full`` only."""
 
     call_id: str
@@ -125,7 +125,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, tag="output"):
     store: str = ""
 
 
-class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
+class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled", gc=False):
     """How an admitted call ended, with the last of its output (``texts`` at ``offset``; empty below level ``full``)."""
 
     call_id: str
@@ -155,7 +155,7 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
     store: str = ""
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True, tag="event"):
+class Event(msgspec.Struct, frozen=True, array_like=True, tag="event", gc=False):
     """Whatever else belongs in the log: bundle loads, posture changes, recoveries, officer actions."""
 
     id: str

@@ -1,4 +1,7 @@
-"""What is asked: one call as received, the method that it calls, and what its messages say."""
+"""What is asked: one call as received, the method that it calls, and what its messages say.
+
+Here and in ``model`` nothing refers back to what it is part of, so the garbage collector need not look (``gc=False``).
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ ParameterValue = bool | int | float | str
 Network = IPv4Network | IPv6Network
 
 
-class Instant(Struct, frozen=True):
+class Instant(Struct, frozen=True, gc=False):
     """One moment on both clocks: ``wall_ns`` since the UNIX epoch (to show), ``mono_ns`` monotonic (to subtract)."""
 
     wall_ns: int
@@ -102,7 +105,7 @@ class Disposition(StrEnum):
     REFUSE = "refuse"
 
 
-class Method(Struct, frozen=True):
+class Method(Struct, frozen=True, gc=False):
     """One RPC of the method table. ``roles`` may call it (empty: nobody); ``by_model``: its message names a model.
 
     ``instead``: what to do instead of calling what nobody may.
@@ -134,7 +137,7 @@ class Method(Struct, frozen=True):
         return self.path[1:]
 
 
-class TraceContext(Struct, frozen=True):
+class TraceContext(Struct, frozen=True, gc=False):
     """The W3C trace context of one call: ``span_id`` is the sidecar's own span, ``parent_id`` the client's (hex)."""
 
     trace_id: str
@@ -149,7 +152,7 @@ class TraceContext(Struct, frozen=True):
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
 
-class Credential(Struct, frozen=True):
+class Credential(Struct, frozen=True, gc=False):
     """The one credential a caller sent, by kind; ``listener`` is none sent, on a listener bound to one principal."""
 
     # A certificate's secret is its URI, a listener's its address: neither is one.
@@ -157,7 +160,7 @@ class Credential(Struct, frozen=True):
     secret: Secret
 
 
-class Call(Struct, frozen=True):
+class Call(Struct, frozen=True, gc=False):
     """One inference request or one other RPC, as received; nothing in it has been judged yet.
 
     ``message`` is the protobuf message without gRPC framing. ``credential`` is a ``Denial`` where the caller sent none,
@@ -179,7 +182,7 @@ class Call(Struct, frozen=True):
     fault: Denial | None = None  # what is wrong with its headers
 
 
-class Head(Struct, frozen=True):
+class Head(Struct, frozen=True, gc=False):
     """All that is read of a message before its call is authorised."""
 
     model: str = ""
@@ -190,7 +193,7 @@ class Head(Struct, frozen=True):
 NO_HEAD: Final = Head()
 
 
-class TensorFacts(Struct, frozen=True):
+class TensorFacts(Struct, frozen=True, gc=False):
     """One input tensor: its KServe v2 datatype, its shape, and its payload in bytes as it came over the wire."""
 
     name: str
@@ -199,7 +202,7 @@ class TensorFacts(Struct, frozen=True):
     nbytes: int
 
 
-class InferenceFacts(Struct, frozen=True):
+class InferenceFacts(Struct, frozen=True, gc=False):
     """What a ModelInferRequest asks for, read through its model's contract.
 
     ``prompts`` are the raw bytes of the prompt tensor's elements (maybe not UTF-8); empty for ``generic``.
@@ -230,7 +233,7 @@ class InferenceFacts(Struct, frozen=True):
 NO_FACTS: Final = InferenceFacts()
 
 
-class ResponseFacts(Struct, frozen=True):
+class ResponseFacts(Struct, frozen=True, gc=False):
     """What one response message says. ``error`` is a stream's in-band ``error_message``; token counts are deltas."""
 
     request_id: str = ""

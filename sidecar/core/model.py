@@ -107,7 +107,7 @@ __all__ = [
 # --- who and whether ----------------------------------------------------------------------------------------------
 
 
-class Principal(Struct, frozen=True):
+class Principal(Struct, frozen=True, gc=False):
     """Who calls. ``name``: the JWT's subject or the key's name.
 
     ``models`` narrows the tenant's, ``methods`` what its roles may call (names such as ModelInfer), ``networks`` whence
@@ -129,7 +129,7 @@ class Principal(Struct, frozen=True):
     data_classes: tuple[str, ...] = ()  # of whatever is sent with this credential, beside what the call itself says
 
 
-class Verdict(Struct, frozen=True):
+class Verdict(Struct, frozen=True, gc=False):
     """An allow: the rule that decided, and what the bundle says of this tenant and model.
 
     ``may_trace``: residency was looked at and allows the call's span where this pod's telemetry goes.
@@ -154,7 +154,7 @@ class Verdict(Struct, frozen=True):
     store: str = ""  # the jurisdiction whose database keeps the record; "": the pod's own
 
 
-class Refused(Struct, frozen=True):
+class Refused(Struct, frozen=True, gc=False):
     """A call that was refused, with all that was known of it by then (for its record)."""
 
     call: Call
@@ -171,7 +171,7 @@ class Refused(Struct, frozen=True):
 # --- what it holds and how it ends --------------------------------------------------------------------------------
 
 
-class Demand(Struct, frozen=True):
+class Demand(Struct, frozen=True, gc=False):
     """What a call asks of the quotas, worst case: tokens (prompt + requested × sequences), bytes of KV and tensors.
 
     ``prompt_tokens`` is the part of ``tokens`` that is known beforehand. ``timed``: a call without tokens, which is
@@ -186,7 +186,7 @@ class Demand(Struct, frozen=True):
     kv_block: KvProfile | None = None  # in what steps its KV cache grows
 
 
-class Reservation(Struct, frozen=True):
+class Reservation(Struct, frozen=True, gc=False):
     """What a call holds until settled. ``over`` is the refusal it would have met, where limits are only observed."""
 
     tenant: str
@@ -196,7 +196,7 @@ class Reservation(Struct, frozen=True):
     over: Denial | None = None
 
 
-class Undo(Struct, frozen=True):
+class Undo(Struct, frozen=True, gc=False):
     """What isolation changed and every response has put back.
 
     ``request_id``: the client's own, for which Triton was sent ``sent`` (None: it stands). ``strip``: outputs that only
@@ -211,7 +211,7 @@ class Undo(Struct, frozen=True):
     sequence: tuple[int | str, int] | None = None
 
 
-class Forward(Struct, frozen=True):
+class Forward(Struct, frozen=True, gc=False):
     """What Triton is sent: the judged message, ``suffix`` behind it, and metadata from the allow-list.
 
     ``suffix`` holds whole protobuf fields: the last of a scalar, and of a map's entries with one key, is what counts,
@@ -236,7 +236,7 @@ class Forward(Struct, frozen=True):
 PROOF: Final = object()  # the governor's; nobody else may use it
 
 
-class Admission(Struct, frozen=True):
+class Admission(Struct, frozen=True, gc=False):
     """Proof that a call was identified, authorised, in region and within quota. Only ``Governor.admit`` makes one.
 
     ``would_refuse`` is the refusal that mode ``observe`` (or a shadow rule) did not enforce.
@@ -270,7 +270,7 @@ class OutcomeKind(StrEnum):
     ABORTED = "aborted"
 
 
-class Outcome(Struct, frozen=True):
+class Outcome(Struct, frozen=True, gc=False):
     """How a forwarded call ended: ``status`` is the gRPC code the client is given.
 
     ``internal`` is plain: our own words, or such of Triton's as the client may read. ``quoted`` are Triton's words
@@ -286,7 +286,7 @@ class Outcome(Struct, frozen=True):
     quoted: Secret | None = None
 
 
-class Usage(Struct, frozen=True):
+class Usage(Struct, frozen=True, gc=False):
     """What a call really used. Token counts are estimates unless marked exact; times are ns after arrival."""
 
     input_tokens: int = 0

@@ -68,13 +68,14 @@ class DenyBook:
     def refuses(self, issuer: str, token_id: str, tenant: str, issued_at: float, at: float) -> Denial | None:
         """TOKEN_REVOKED; KEYS_UNAVAILABLE where the list is not known (never had, or too old); None: not denied."""
         denied = self._list
-        age = self._age.at(at)
-        if denied is None or too_old(age, self._max_age):
+        known = self._age
+        age = at + known.ahead - known.confirmed_at  # as ``Age.at`` and ``too_old``, on every call's path
+        if denied is None or age > self._max_age or age < -MAX_BACK:
             why = "no deny-list" if denied is None else f"deny-list is {age:.0f} s old"
             return Denial(Reason.KEYS_UNAVAILABLE, _UNKNOWN, retry_after=1.0, rule="token", internal=why)
-        if (issuer, token_id) in denied.tokens:
+        if denied.tokens and (issuer, token_id) in denied.tokens:
             return Denial(Reason.TOKEN_REVOKED, rule="token", internal=f"jti {token_id!r} of {issuer}")
-        ended = denied.tenants.get(tenant)
+        ended = denied.tenants.get(tenant) if denied.tenants else None
         if ended is not None and issued_at < ended[0]:
             return Denial(Reason.TOKEN_REVOKED, rule="token", internal=f"tenant {tenant}, issued before {ended[0]:.0f}")
         return None

@@ -14,7 +14,7 @@ from sidecar.triton.request import EACH_MAX, NAME, REMEMBERED, REMEMBERED_BYTES,
 from sidecar.triton.strictjson import parse_object
 from sidecar.triton.tensors import Tensor, flags, integers, strings
 
-__all__ = ["RESERVED", "SEQUENCES_MAX", "STOP", "Asked", "ask", "estimate_tokens"]
+__all__ = ["RESERVED", "SEQUENCES_MAX", "STOP", "Asked", "Sampling", "ask", "estimate_tokens", "sampled"]
 
 STOP: Final = "stop"  # TensorRT-LLM ends every request with this one's id
 SEQUENCES_MAX: Final = 1_024  # n, beams and best_of, multiplied, of one prompt
@@ -31,7 +31,7 @@ RESERVED: Final = frozenset(
 _BYTES_PER_TOKEN: Final = 4
 
 
-class Asked(msgspec.Struct, frozen=True):
+class Asked(msgspec.Struct, frozen=True, gc=False):
     """What a request asks of a language model; nothing for others. ``sequences`` counts over all prompts."""
 
     prompts: tuple[bytes, ...] = ()
@@ -98,7 +98,7 @@ def _multiplied(sequences: int) -> int:
 # --- vLLM: vllm_backend/src/model.py ------------------------------------------------------------------------------
 
 
-class _Sampling(msgspec.Struct, frozen=True):
+class Sampling(msgspec.Struct, frozen=True, gc=False):
     """vLLM's sampling parameters as judged. ``requested`` None: not stated; 0: null, as many as the model can."""
 
     requested: int | None
@@ -128,7 +128,7 @@ def _vllm(request: Request, profile: ModelProfile) -> Asked:
     )
 
 
-def _vllm_sampling(request: Request) -> _Sampling:
+def _vllm_sampling(request: Request) -> Sampling:
     """The JSON of ``sampling_parameters``; without that tensor the backend takes all request parameters instead."""
     tensor = request.tensors.get("sampling_parameters")
     if tensor is None:
@@ -136,7 +136,11 @@ def _vllm_sampling(request: Request) -> _Sampling:
     documents = strings(tensor)
     if len(documents) != 1:
         raise MalformedRequest(f"input sampling_parameters: {len(documents)} strings, must be 1")
-    document = documents[0]
+    return sampled(documents[0])
+
+
+def sampled(document: bytes) -> Sampling:
+    """The JSON of ``sampling_parameters``, judged; raises ``MalformedRequest``."""
     return _document(document) if len(document) <= REMEMBERED_BYTES else _read_document(document)
 
 
@@ -145,7 +149,7 @@ def _may_sample(name: str) -> bool:
     return "/" not in name and name not in RESERVED and not name.startswith("triton_")
 
 
-def _read_document(document: bytes) -> _Sampling:
+def _read_document(document: bytes) -> Sampling:
     sampling = parse_object(document, "sampling_parameters")
     for name in sampling:
         if not _may_sample(name):  # it would stand for the request parameter of that name, which Triton never saw
@@ -156,7 +160,7 @@ def _read_document(document: bytes) -> _Sampling:
 _document: Final = lru_cache(REMEMBERED)(_read_document)
 
 
-def _judged(sampling: Mapping[str, Any]) -> _Sampling:
+def _judged(sampling: Mapping[str, Any]) -> Sampling:
     requested = None
     if "max_tokens" in sampling:
         asked = sampling["max_tokens"]
@@ -167,7 +171,7 @@ def _judged(sampling: Mapping[str, Any]) -> _Sampling:
     if lora is not None and not isinstance(lora, str):
         raise MalformedRequest("lora_name: must be a string")
     loras = () if lora is None else (lora,)
-    return _Sampling(requested, _multiplied(max(counts, default=1)), _recorded(sampling), loras)
+    return Sampling(requested, _multiplied(max(counts, default=1)), _recorded(sampling), loras)
 
 
 def _recorded(sampling: Mapping[str, Any]) -> dict[str, ParameterValue]:

@@ -39,6 +39,7 @@ from sidecar.core.ports import Sees, everything
 from sidecar.core.reasons import Reason
 from sidecar.triton import views, wire
 from sidecar.triton.aim import aimed, renamed
+from sidecar.triton.chat import read_chat
 from sidecar.triton.contracts import Asked, ask, estimate_tokens
 from sidecar.triton.isolation import Isolation, contract_of, manage
 from sidecar.triton.knowledge import ModelBook
@@ -135,7 +136,12 @@ class TritonReader:
         """Everything an inference asks for; raises ``MalformedRequest``."""
         if method.action is not Action.INFER:
             return NO_FACTS
-        request = read_request(message, head.parts if isinstance(head.parts, Layout) else None)
+        parts = head.parts if isinstance(head.parts, Layout) else None
+        if parts is not None and profile.contract is Contract.VLLM and profile.stated:
+            chat = read_chat(message, parts, profile) if profile.name not in self._counters else None
+            if chat is not None:
+                return chat
+        request = read_request(message, parts)
         asked = ask(request, self._as_read(profile))
         if asked.prompts and not asked.prompt_tokens_exact and profile.name in self._counters:
             asked = _counted(asked, self._counters[profile.name])

@@ -19,7 +19,18 @@ from sidecar.triton.layout import Layout, layout
 from sidecar.triton.protos import ModelInferRequest, descriptor
 from sidecar.triton.tensors import BYTES_MAX, DATATYPES, DIMS_MAX, TYPED, Tensor, elements_of, walk
 
-__all__ = ["EACH_MAX", "NAME", "RAW_TAG", "REMEMBERED", "REMEMBERED_BYTES", "Request", "read_request", "whole_name"]
+__all__ = [
+    "EACH_MAX",
+    "NAME",
+    "RAW_TAG",
+    "REMEMBERED",
+    "REMEMBERED_BYTES",
+    "Request",
+    "check_id",
+    "read_form",
+    "read_request",
+    "whole_name",
+]
 
 ELSEWHERE: Final = "shared memory is one namespace for all tenants: send the tensors in the request"
 EACH_MAX: Final = 256  # inputs; outputs; parameters, those of tensors included
@@ -50,7 +61,7 @@ _TYPES: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-class Request(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True, gc=False):
     """A request as Triton will read it. ``parameters`` has those of tensors too, named ``inputs/NAME/PARAMETER``."""
 
     id: str
@@ -67,7 +78,7 @@ def whole_name(name: str) -> bool:
     return NAME.fullmatch(name) is not None and ".." not in name
 
 
-class _Input(msgspec.Struct, frozen=True):
+class _Input(msgspec.Struct, frozen=True, gc=False):
     """One InferInputTensor without its raw payload; ``contents`` where it has any."""
 
     name: str
@@ -77,7 +88,7 @@ class _Input(msgspec.Struct, frozen=True):
     contents: Any
 
 
-class _Form(msgspec.Struct, frozen=True):
+class _Form(msgspec.Struct, frozen=True, gc=False):
     """All that a header says but the request's id. Shared between requests: nothing in it is ever changed."""
 
     model: str
@@ -104,8 +115,8 @@ def read_request(data: bytes, found: Layout | None = None) -> Request:
 def _read_ordinary(data: bytes, found: Layout) -> Request:
     request_id = data[found.id_start : found.id_end].decode()
     if request_id:
-        _check_id(request_id)
-    form = _form(found.header(data))
+        check_id(request_id)
+    form = read_form(found.header(data))
     if len(found.raws) != len(form.inputs):
         raise MalformedRequest("raw_input_contents: must be all or none", Reason.REQUEST_AMBIGUOUS)
     tensors: dict[str, Tensor] = {}
@@ -120,7 +131,7 @@ def _read_fields(data: bytes) -> Request:
     header, request_id = _header(data, found, raws)
     try:
         # A client asks the same way again and again: then its header is read once.
-        form = _form(header) if raws and len(header) <= REMEMBERED_BYTES else _read_form(header)
+        form = read_form(header) if raws and len(header) <= REMEMBERED_BYTES else _unremembered(header)
     except MalformedRequest:
         if len(header) <= CANONICAL_MAX:
             wire.check(data, _SPEC, found)  # where it is the wire format that is wrong, this names the byte
@@ -140,7 +151,7 @@ def _header(data: bytes, found: list[wire.Found], raws: list[wire.Found]) -> tup
     """The message without its raw payloads and its id, and the id."""
     ids = [field for field in found if field.field.number == _ID]
     request_id = wire.text(data, ids[0], _SPEC) if ids else ""
-    _check_id(request_id)
+    check_id(request_id)
     if raws and found[-len(raws)] is not raws[0]:  # no serialiser writes them anywhere but at the end
         kept = [data[field.at : field.end] for field in found if field.field.number not in {_RAW, _ID}]
         return b"".join(kept), request_id
@@ -148,7 +159,7 @@ def _header(data: bytes, found: list[wire.Found], raws: list[wire.Found]) -> tup
     return (data[: ids[0].at] + data[ids[0].end : end] if ids else data[:end]), request_id
 
 
-def _check_id(request_id: str) -> None:
+def check_id(request_id: str) -> None:
     if len(request_id) > ID_CHARS or (request_id and not request_id.isprintable()):
         raise MalformedRequest(f"id: must be at most {ID_CHARS} printable characters")
 
@@ -156,7 +167,7 @@ def _check_id(request_id: str) -> None:
 # --- the header ---------------------------------------------------------------------------------------------------
 
 
-def _read_form(header: bytes) -> _Form:
+def _unremembered(header: bytes) -> _Form:
     request = _parse(header)
     parameters: dict[str, ParameterValue] = {}
     _parameters(parameters, "", request.parameters)
@@ -177,7 +188,7 @@ def _read_form(header: bytes) -> _Form:
     return _Form(request.model_name, request.model_version, tuple(inputs.values()), tuple(outputs), parameters)
 
 
-_form: Final = lru_cache(REMEMBERED)(_read_form)
+read_form: Final = lru_cache(REMEMBERED)(_unremembered)
 
 
 def _parse(header: bytes) -> Any:

@@ -76,7 +76,7 @@ _INTEGERS: Final = {
 _LENGTH: Final = struct.Struct("<I")
 
 
-class Tensor(msgspec.Struct, frozen=True):
+class Tensor(msgspec.Struct, frozen=True, gc=False):
     """One tensor whose payload matches its shape: raw at ``data[start:end]``, or in the ``typed`` list.
 
     ``nbytes`` is the payload as Triton keeps it: elements × datatype; for BYTES also 4 bytes of length an element.

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sidecar.core.model import Contract, MalformedRequest, ResponseFacts, Undo
+from sidecar.core.model import Contract, InferenceFacts, MalformedRequest, ModelProfile, ResponseFacts, Undo
+from sidecar.triton.chat import read_chat
+from sidecar.triton.layout import layout
 from sidecar.triton.methods import KSERVE, lookup
 from sidecar.triton.ordinary import read_ordinary
 from sidecar.triton.protos import ModelInferResponse, ModelStreamInferResponse
-from sidecar.triton.request import Request, _read_fields, read_request
+from sidecar.triton.request import RAW_TAG, Request, _read_fields, read_request
 from sidecar.triton.responses import read_whole
-from tests.support.kserve import chat, field, packed, response, streamed
+from tests.support.kserve import chat, field, packed, request, response, streamed, with_sampling
+from tests.support.reading import reader
 
 METHODS = {False: lookup(KSERVE + "ModelInfer"), True: lookup(KSERVE + "ModelStreamInfer")}
 SENT = "f" * 32
+READER = reader()
+CHAT = ModelProfile("chat", Contract.VLLM)
 
 _texts = st.lists(st.binary(max_size=200), max_size=3)
 _counts = st.lists(st.integers(0, 2**31), max_size=3)
@@ -106,7 +113,12 @@ def test_what_is_not_laid_out_as_usual_is_left_to_the_parser() -> None:
 def requests(draw: st.DrawFn) -> bytes:
     """A chat, and what a hostile client makes of it."""
     sampling = draw(st.dictionaries(st.sampled_from(["max_tokens", "n"]), st.integers(1, 9)))
-    made = chat(draw(st.binary(max_size=300)), stream=draw(st.booleans()), **sampling)
+    prompt = draw(st.binary(max_size=300))
+    made = chat(prompt, stream=True, **sampling)
+    if draw(st.booleans()):  # without a stream tensor
+        made = with_sampling(
+            request("chat", ("text_input", "BYTES", [1], packed(prompt))), json.dumps(sampling).encode()
+        )
     made.id = draw(st.sampled_from(["", "7", "x" * 129, "two\nlines"]))
     written = bytearray(made.SerializeToString())
     for at, byte in draw(st.lists(st.tuples(st.integers(0, len(written) - 1), st.integers(0, 255)), max_size=2)):
@@ -115,12 +127,39 @@ def requests(draw: st.DrawFn) -> bytes:
     return bytes(written) + draw(more)
 
 
-def read(reader: Any, data: bytes) -> Request | str:
+def read(reading: Any, data: bytes) -> Request | str:
     try:
-        found: Request = reader(data)
+        found: Request = reading(data)
     except MalformedRequest as fault:
         return fault.detail
     return found
+
+
+def facts(data: bytes, *, known: bool) -> InferenceFacts | str:
+    try:
+        head = READER.head(METHODS[False], data)
+        return READER.facts(METHODS[False], data, CHAT, head if known else replace(head, parts=None))
+    except MalformedRequest as fault:
+        return fault.detail
+
+
+@given(requests())
+def test_its_facts_are_the_same_whether_its_layout_is_known_or_not(data: bytes) -> None:
+    assert facts(data, known=True) == facts(data, known=False)
+
+
+@pytest.mark.parametrize("names", [("text_input", "sampling_parameters"), ("sampling_parameters", "text_input")])
+def test_the_plain_chat_is_read_from_its_layout(names: tuple[str, str]) -> None:
+    said = {"text_input": b"hello", "sampling_parameters": b'{"max_tokens": 7, "n": 2, "lora_name": "a"}'}
+    made = request("chat", *((name, "BYTES", [1, 1], packed(said[name])) for name in names), id="7")
+    made.parameters["priority"].int64_param = 3
+    data = made.SerializeToString()
+    found = layout(data, 0, len(data), RAW_TAG)
+    assert found is not None
+    chat = read_chat(data, found, CHAT)
+    assert chat is not None
+    assert chat == facts(data, known=False)
+    assert (chat.prompts, chat.requested_tokens, chat.sequences, chat.loras) == ((b"hello",), 7, 2, ("a",))
 
 
 @given(requests())
