@@ -16,6 +16,7 @@ from audit.journal_bounds import Bounds, State
 from audit.keeping import HELD, Closed
 from audit.pressure import Ladder, Pressure, Shares
 from audit.recovery import Recovery
+from audit.rootkeys import Root
 from audit.seal import Random
 from audit.segments import (
     MAX_ENTRY_BYTES,
@@ -27,7 +28,6 @@ from audit.segments import (
     segment_path,
 )
 from audit.writing import SPACE, LiveSegment, begin
-from sidecar.core.model import Secret
 
 __all__ = ["Appending"]
 
@@ -43,7 +43,7 @@ class Appending:
     def __init__(
         self,
         directory: Path,
-        root: Secret,
+        root: Root,
         origin: Origin,
         bounds: Bounds,
         *,

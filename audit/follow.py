@@ -14,6 +14,7 @@ from typing import Final, assert_never
 import msgspec
 
 from audit.files import OS_FILES
+from audit.rootkeys import Root
 from audit.segments import (
     End,
     FaultKind,
@@ -28,7 +29,6 @@ from audit.segments import (
 )
 from audit.spool import write_whole
 from audit.writing import holder
-from sidecar.core.model import Secret
 
 __all__ = ["Follower", "read_identity", "read_shipped", "write_identity", "write_shipped"]
 
@@ -77,7 +77,7 @@ class Follower:
     database already has.
     """
 
-    def __init__(self, directory: Path, root: Secret, *, sequence: int = 0) -> None:
+    def __init__(self, directory: Path, root: Root, *, sequence: int = 0) -> None:
         self._directory, self._root = directory, root
         self.faults: list[JournalFault] = []
         self._next = sequence

@@ -22,6 +22,7 @@ from audit.keeping import Leaving, first_astray, found, next_to_leave
 from audit.mending import Mended, mend_all, settle_in
 from audit.pressure import Pressure
 from audit.recovery import OpenCall, Recovery, recover
+from audit.rootkeys import Root
 from audit.scrub import Scrub
 from audit.seal import Random
 from audit.segments import (
@@ -31,7 +32,6 @@ from audit.segments import (
     SegmentInfo,
 )
 from audit.writing import lock_directory
-from sidecar.core.model import Secret
 
 __all__ = [
     "SYNC_DEADLINE_S",
@@ -59,7 +59,7 @@ class Journal(Appending):
     def __init__(
         self,
         directory: Path,
-        root: Secret,
+        root: Root,
         origin: Origin,
         bounds: Bounds,
         *,
@@ -88,7 +88,7 @@ class Journal(Appending):
     def open(
         cls,
         directory: Path,
-        root: Secret,
+        root: Root,
         origin: Origin,
         bounds: Bounds,
         *,

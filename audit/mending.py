@@ -19,9 +19,9 @@ from audit.files import Files, Place
 from audit.follow import read_identity, write_identity
 from audit.keeping import Closed, astray, lock_astray
 from audit.recovery import DAMAGE_MARK
+from audit.rootkeys import Root
 from audit.segments import End, Frame, FrameReader, JournalFault, Lost, OpenSegment, unlock
 from audit.writing import lock_directory
-from sidecar.core.model import Secret
 
 __all__ = ["FOREIGN_MARK", "Done", "Mended", "Survey", "mend_all", "settle_in", "survey"]
 
@@ -48,7 +48,7 @@ class Survey:
     end: int
 
 
-def survey(descriptor: int, path: Path, root: Secret, after: int) -> Survey:
+def survey(descriptor: int, path: Path, root: Root, after: int) -> Survey:
     """Of a segment whose entries end before ``after``. Raises OSError."""
     match unlock(descriptor, path, root):
         case OpenSegment() as segment:
@@ -84,7 +84,7 @@ def mend_all(
     files: Files,
     closed: Mapping[int, Closed],
     following: int,
-    root: Secret,
+    root: Root,
     *,
     doubtful: Collection[int],
     hurt: Collection[int],
@@ -112,7 +112,7 @@ def mend_all(
 
 
 def _mend(
-    files: Files, segment: Closed, root: Secret, after: int, *, doubtful: bool
+    files: Files, segment: Closed, root: Root, after: int, *, doubtful: bool
 ) -> tuple[int, tuple[tuple[int, int], ...]]:
     seen = survey(segment.descriptor, segment.path, root, after)
     held, there, rescued = files.place(segment.descriptor), _under(files, segment.path), 0

@@ -13,8 +13,8 @@ import msgspec
 from audit.copies import Beat, SegmentCopies, beat_name, journal_of, segments_of
 from audit.follow import read_identity, write_identity
 from audit.objects import ObjectStore, Stored
+from audit.rootkeys import Root
 from audit.segments import FaultKind, JournalFault, segment_path, unlock
-from sidecar.core.model import Secret
 
 __all__ = ["CopiedJournal", "forget", "journals_in", "reassemble"]
 
@@ -62,7 +62,7 @@ def _beat(store: ObjectStore, journal: str) -> Beat | None:
     return None
 
 
-def reassemble(store: ObjectStore, found: CopiedJournal, directory: Path, root: Secret) -> list[JournalFault]:
+def reassemble(store: ObjectStore, found: CopiedJournal, directory: Path, root: Root) -> list[JournalFault]:
     """Write the segments into ``directory``, durable when this returns; again changes nothing. Raises OSError.
 
     What comes back is what could not be put together; a KEY among it: nothing can be read, and nothing was written.
@@ -89,7 +89,7 @@ def reassemble(store: ObjectStore, found: CopiedJournal, directory: Path, root: 
     return faults
 
 
-def _write(store: ObjectStore, copies: SegmentCopies, part: Path, path: Path, root: Secret) -> Iterator[JournalFault]:
+def _write(store: ObjectStore, copies: SegmentCopies, part: Path, path: Path, root: Root) -> Iterator[JournalFault]:
     """Bytes that no copy holds are left zero: the journal's reader knows them for damage, and reads on behind."""
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:

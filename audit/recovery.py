@@ -14,6 +14,7 @@ import msgspec
 
 from audit.files import Files
 from audit.record import Admitted, Event, Output, Refused, Settled, decode
+from audit.rootkeys import Root
 from audit.segments import (
     End,
     FaultKind,
@@ -27,7 +28,6 @@ from audit.segments import (
     segments_in,
     unlock,
 )
-from sidecar.core.model import Secret
 
 __all__ = ["DAMAGE_MARK", "ENGINE_IDLE", "PAST_CALLS", "PAST_NS", "OpenCall", "PastCall", "Recovery", "recover"]
 
@@ -202,7 +202,7 @@ class _Calls:
 class _Scan:
     """One recovery; the caller holds the journal's lock."""
 
-    def __init__(self, files: Files, directory: Path, root: Secret, now_ns: int) -> None:
+    def __init__(self, files: Files, directory: Path, root: Root, now_ns: int) -> None:
         self._files, self._directory, self._root = files, directory, root
         self._now_ns = now_ns
         self.faults: list[JournalFault] = []
@@ -340,7 +340,7 @@ def _items(reader: FrameReader) -> Iterator[Frame | Lost | End]:
             return
 
 
-def recover(files: Files, directory: Path, root: Secret, shipped: int, now_ns: int) -> Recovery | JournalFault:
+def recover(files: Files, directory: Path, root: Root, shipped: int, now_ns: int) -> Recovery | JournalFault:
     """Make the journal whole: cut a torn tail, put damage aside, find the open calls. Raises OSError.
 
     The next sequence is past everything written here *and* everything shipped, so that no sequence is used twice

@@ -17,8 +17,8 @@ from typing import Final
 import google_crc32c
 import msgspec
 
+from audit.rootkeys import Root, current_root, root_of, where
 from audit.seal import KEY_BYTES, OVERHEAD, Random, Sealer, key_id, unwrap, wrap
-from sidecar.core.model import Secret
 
 __all__ = [
     "FRAME_HEAD",
@@ -179,10 +179,10 @@ def _context(info: SegmentInfo) -> bytes:
 
 
 def new_segment(
-    origin: Origin, journal: str, root: Secret, random: Random, *, created_ns: int, first: int, open_from: int
+    origin: Origin, journal: str, root: Root, random: Random, *, created_ns: int, first: int, open_from: int
 ) -> tuple[bytes, OpenSegment]:
     """The bytes that a new segment begins with, and the segment."""
-    key, segment_id = random(KEY_BYTES), random(16)
+    key, segment_id, wrapping = random(KEY_BYTES), random(16), current_root(root)
     bare = SegmentInfo(
         segment_id,
         journal,
@@ -192,12 +192,12 @@ def new_segment(
         created_ns,
         first,
         open_from,
-        key_id(root),
+        key_id(wrapping),
         b"",
         origin.evidence[:_MAX_EVIDENCE],
         origin.telemetry,
     )
-    info = msgspec.structs.replace(bare, wrapped=wrap(root, key, _context(bare), random))
+    info = msgspec.structs.replace(bare, wrapped=wrap(wrapping, key, _context(bare), random))
     body = msgspec.msgpack.encode(info)
     data = _HEAD.pack(_MAGIC, len(body), google_crc32c.value(body)) + body
     return data, OpenSegment(info, Sealer(key, segment_id), len(data))
@@ -220,18 +220,16 @@ def read_info(descriptor: int) -> tuple[SegmentInfo, int] | None:
         return None
 
 
-def unlock(descriptor: int, path: Path, root: Secret) -> OpenSegment | JournalFault:
+def unlock(descriptor: int, path: Path, root: Root) -> OpenSegment | JournalFault:
     """Read a segment's header and unwrap its key. Raises OSError."""
     found = read_info(descriptor)
     if found is None:
         return JournalFault(FaultKind.DAMAGED, f"{path}: its header is torn or damaged")
     info, start = found
-    if info.root != key_id(root):
-        ours = key_id(root).hex()
-        return JournalFault(
-            FaultKind.KEY, f"{path}: sealed under root key {info.root.hex()}, but the key file is {ours}"
-        )
-    key = unwrap(root, info.wrapped, _context(info))
+    wrapping = root_of(root, info.root)
+    if wrapping is None:
+        return JournalFault(FaultKind.KEY, f"{path}: sealed under root key {info.root.hex()}, but {where(root)}")
+    key = unwrap(wrapping, info.wrapped, _context(info))
     if key is None:
         return JournalFault(FaultKind.DAMAGED, f"{path}: its header was altered")
     return OpenSegment(info, Sealer(key, info.id), start)

@@ -12,7 +12,7 @@ import typer
 from audit.seal import KeyFault, load_root_key, same_volume
 from sidecar.cli.common import CONFIG_VARIABLE, DEFAULT_CONFIG, Exit, JsonOption, absent, emit, fail
 from sidecar.quotas.leases import look
-from sidecar.runtime import compose, restricted, selfcheck
+from sidecar.runtime import compose, restricted, rootkeys, selfcheck
 from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.settings import Settings, SettingsError, load
@@ -98,13 +98,15 @@ def _problems(file: Path) -> list[str]:
         problems += str(fault).splitlines()
     problems += [f"{file}: {problem}" for problem in compose.named_problems(settings)]
     journal = settings.audit.journal
-    key = load_root_key(journal.key_file, apart_from=journal.directory)
-    if isinstance(key, KeyFault):
-        problems.append(f"{file}: audit.journal.key_file: {key.detail}")
-    elif journal.directory.exists() and same_volume(journal.key_file, journal.directory):
-        typer.echo(
-            f"{file}: audit.journal.key_file: on the journal's own volume; who takes the disk has both", err=True
-        )
+    keys = rootkeys.strict_root_keys(journal)
+    if isinstance(keys, KeyFault):
+        problems.append(f"{file}: audit.journal.{keys.detail}")
+    elif journal.directory.exists():
+        problems += [f"{file}: audit.journal: {problem}" for problem in rootkeys.problems(journal, keys)]
+        for place in filter(None, (journal.key_file, journal.keys_directory)):
+            if place.exists() and same_volume(place, journal.directory):
+                words = "on the journal's own volume; who takes the disk has both"
+                typer.echo(f"{file}: audit.journal: {place}: {words}", err=True)
     return problems + [f"{file}: {problem}" for problem in _databases(settings)]
 
 

@@ -20,20 +20,24 @@ from audit.follow import read_identity, read_shipped
 from audit.objects import LocalObjects
 from audit.record import Admitted, Entry, Event, Output, Refused, Settled, decode
 from audit.recovery import DAMAGE_MARK
+from audit.rootkeys import Root
 from audit.seal import KeyFault, load_root_key
 from audit.segments import End, FaultKind, Frame, FrameReader, JournalFault, Lost, read_info, segments_in, unlock
 from audit.writing import holder
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
 from sidecar.cli.desk import load_settings
 from sidecar.cli.lost import import_lost
-from sidecar.core.model import Secret
+from sidecar.cli.rootkeys import list_keys, missing_keys, rotate_key
 from sidecar.runtime.copy_settings import CopyError, store_of
+from sidecar.runtime.rootkeys import root_keys
 from sidecar.runtime.settings import JournalSection
 from sidecar.telemetry.shipfile import ShipFile, ShipReport
 
 app = typer.Typer(no_args_is_help=True, help="The local journal: its state, its frames.")
 
 app.command("import")(import_lost)
+app.command("keys")(list_keys)
+app.command("rotate-key")(rotate_key)
 
 _ASK_SECONDS: Final = 2.0  # for the running sidecar's answer, which it has at hand
 _ASK_BYTES: Final = 64 * 1024
@@ -44,7 +48,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False
     """Segments, sequences, bytes, what is shipped and what waits, and whether new calls can be recorded.
 
     A journal that is being written is asked about at its sidecar's admin port. Exit 1 where calls can't be recorded, or
-    where a segment is damaged; 3 where the sidecar doesn't answer, so that it is unknown.
+    where a segment is damaged or its root key is missing; 3 where the sidecar doesn't answer, so that it is unknown.
     """
     settings = load_settings(config)
     section = settings.audit.journal
@@ -56,7 +60,7 @@ def status(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False
         emit(found)
     else:
         _show(found)
-    if found["damaged"] or found["state"] not in ("ok", "unknown"):
+    if found["damaged"] or found["missing_keys"] or found["state"] not in ("ok", "unknown"):
         raise typer.Exit(int(Exit.NO))
     raise typer.Exit(int(Exit.DONE if found["state"] == "ok" else Exit.DEPENDENCY))
 
@@ -84,6 +88,7 @@ def _status(section: JournalSection, admin: str) -> dict[str, Any]:
         "free_bytes": free,
         "min_free": section.min_free,
         "damaged": [segment["name"] for segment in segments if segment["damaged"]],
+        "missing_keys": missing_keys(section),
         "segments": segments,
     }
 
@@ -150,6 +155,7 @@ def _segment(first: int, path: Path) -> dict[str, Any]:
         "sidecar": info.sidecar if info is not None else None,
         "region": info.region if info is not None else None,
         "jurisdiction": info.jurisdiction if info is not None else None,
+        "root_key": info.root.hex() if info is not None else None,
         "damaged": path.with_name(path.name + DAMAGE_MARK).exists(),
     }
 
@@ -163,6 +169,10 @@ def _show(found: dict[str, Any]) -> None:
     console.print(f"shipped through sequence {found['shipped']}", markup=False)
     for line in _shipping(found["ship"]):
         console.print(line, markup=False)
+    for identity in found["missing_keys"]:
+        console.print(
+            f"root key {identity} is MISSING: segments are sealed under it (warden journal keys)", markup=False
+        )
     copy = found["copy"]
     console.print(
         f"copied to {copy['where'] or 'nowhere'}{'; ' if copy['detail'] else ''}{copy['detail']}", markup=False
@@ -207,7 +217,7 @@ def inspect(
 
     No prompt and no output: `warden audit` reveals those, and the database records who looked and why.
     """
-    root = load_root_key(key_file or load_settings(config).audit.journal.key_file)
+    root = _root(config, key_file)
     if isinstance(root, KeyFault):
         fail(Exit.USAGE, root.detail)
     whole = True
@@ -222,6 +232,13 @@ def inspect(
     raise typer.Exit(int(Exit.DONE if whole else Exit.NO))
 
 
+def _root(config: Path, key_file: Path | None) -> Root | KeyFault:
+    """With a key file alone no configuration is needed."""
+    if key_file is not None and not config.exists():
+        return load_root_key(key_file)
+    return root_keys(load_settings(config).audit.journal, key_file)
+
+
 def _print(row: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         emit(row)
@@ -232,7 +249,7 @@ def _print(row: dict[str, Any], *, as_json: bool) -> None:
     typer.echo(f"{sequence:>12}  {row['kind']:<9} {row['call_id'] or '-':<40} {row['bytes']:>8}  {words}".rstrip())
 
 
-def _frames(path: Path, root: Secret) -> Iterator[dict[str, Any]]:
+def _frames(path: Path, root: Root) -> Iterator[dict[str, Any]]:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         segment = unlock(descriptor, path, root)

@@ -11,14 +11,15 @@ import typer
 from audit.follow import read_identity
 from audit.objects import LocalObjects, ObjectStore
 from audit.reassembly import CopiedJournal, forget, journals_in
-from audit.seal import KeyFault, load_root_key
+from audit.rootkeys import Root
+from audit.seal import KeyFault
 from audit.store import WrongJurisdictionError
 from policies.units import parse_duration
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, emit, fail
 from sidecar.cli.desk import load_settings
-from sidecar.core.model import Secret
 from sidecar.runtime.copy_settings import CopyError, store_of
 from sidecar.runtime.importing import ALIVE_S, ImportFaultError, import_journal
+from sidecar.runtime.rootkeys import root_keys
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipping import AlreadyShippingError
 
@@ -47,7 +48,7 @@ def import_lost(
     older than `audit.journal.keep` is deleted from the store. Exit 1 where one was passed over or not stored whole.
     """
     settings = load_settings(config)
-    root = load_root_key(key_file or settings.audit.journal.key_file)
+    root = root_keys(settings.audit.journal, key_file)
     if isinstance(root, KeyFault):
         fail(Exit.USAGE, root.detail)
     try:
@@ -85,7 +86,7 @@ def _store(settings: Settings, source: Path | None) -> ObjectStore:
 
 
 def _one(
-    settings: Settings, objects: ObjectStore, found: CopiedJournal, root: Secret, own: str, patience_s: float,
+    settings: Settings, objects: ObjectStore, found: CopiedJournal, root: Root, own: str, patience_s: float,
     *, lost: bool,
 ) -> dict[str, Any]:  # fmt: skip
     named = {"journal": found.journal, "sidecar": found.beat.sidecar if found.beat is not None else ""}

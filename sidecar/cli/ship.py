@@ -7,13 +7,14 @@ import signal
 import threading
 
 from audit.logbook import ForkError
-from audit.seal import KeyFault, load_root_key
+from audit.seal import KeyFault
 from audit.store import WrongJurisdictionError
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail
 from sidecar.cli.desk import load_settings
 from sidecar.runtime import dumps
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.released import StrandedError
+from sidecar.runtime.rootkeys import root_keys
 from sidecar.runtime.shipper import PARENT_VARIABLE
 from sidecar.runtime.shipping import AlreadyShippingError, bind_to_parent, load_sealer
 from sidecar.runtime.shipping import ship as run
@@ -35,7 +36,7 @@ def ship(config: ConfigOption = DEFAULT_CONFIG) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
     settings = load_settings(config)
     logs.setup()
-    root, sealer = load_root_key(settings.audit.journal.key_file), load_sealer(settings)
+    root, sealer = root_keys(settings.audit.journal), load_sealer(settings)
     if isinstance(root, KeyFault):
         fail(Exit.USAGE, root.detail)
     if isinstance(sealer, KeyFault):

@@ -42,6 +42,8 @@ from sidecar.runtime.copy_settings import CopyError, copy_to
 from sidecar.runtime.digests import ModelDigests
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.ids import RandomIds
+from sidecar.runtime.rootkeys import problems as key_problems
+from sidecar.runtime.rootkeys import strict_root_keys
 from sidecar.runtime.settings import IssuerSection, KeysSection, RedisSection, RedisTlsSection, Settings
 from sidecar.telemetry import logs
 from sidecar.telemetry.instruments import PrometheusInstruments
@@ -58,6 +60,7 @@ IN_KUBERNETES: Final = "KUBERNETES_SERVICE_HOST"  # set in every container of a 
 
 
 _LEASES: Final = logging.getLogger("warden.leases")
+_JOURNAL: Final = logging.getLogger("warden.journal")
 
 
 class StartError(Exception):
@@ -362,9 +365,9 @@ def _copy_to(settings: Settings) -> CopyTo | None:
 
 def _journal(settings: Settings, origin: Origin, files: OsFiles) -> Journal:
     section = settings.audit.journal
-    root = load_root_key(section.key_file, apart_from=section.directory)
+    root = strict_root_keys(section)
     if isinstance(root, KeyFault):
-        raise StartError(f"audit.journal.key_file: {root.detail}")
+        raise StartError(f"audit.journal.{root.detail}")
     journal = Journal.open(
         section.directory,
         root,
@@ -386,4 +389,6 @@ def _journal(settings: Settings, origin: Origin, files: OsFiles) -> Journal:
     )
     if isinstance(journal, JournalFault):
         raise StartError(f"audit.journal: {journal.detail}")
+    for problem in key_problems(section, root):  # calls can be recorded, but what is there already cannot be stored
+        logs.event(_JOURNAL, logging.ERROR, "journal.key_missing", error=problem)
     return journal

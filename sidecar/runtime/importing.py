@@ -25,6 +25,7 @@ from audit.poison import PoisonKeeper
 from audit.reassembly import CopiedJournal, reassemble
 from audit.record import Settled
 from audit.recovery import OpenCall
+from audit.rootkeys import Root
 from audit.seal import KeyFault
 from audit.segments import FaultKind, segments_in
 from audit.ship import Bounds, Parts, Shipper
@@ -72,7 +73,7 @@ class _LostSource(JournalSource):
 
 
 def import_journal(
-    settings: Settings, objects: ObjectStore, found: CopiedJournal, work: Path, root: Secret,
+    settings: Settings, objects: ObjectStore, found: CopiedJournal, work: Path, root: Root,
     *, patience_s: float, told: Callable[[str], None],
 ) -> Imported:  # fmt: skip
     """Reassemble ``found`` in ``work`` and store what the database lacks of it. Killed, it goes on where it was.
@@ -111,7 +112,7 @@ class _Stored:
 
 
 def _import_into(
-    settings: Settings, jurisdiction: str, found: CopiedJournal, work: Path, root: Secret, patience_s: float,
+    settings: Settings, jurisdiction: str, found: CopiedJournal, work: Path, root: Root, patience_s: float,
     told: Callable[[str], None],
 ) -> _Stored:  # fmt: skip
     stop = threading.Event()
@@ -126,7 +127,7 @@ def _import_into(
 
 
 def _shipper(
-    whole: Settings, jurisdiction: str, found: CopiedJournal, work: Path, root: Secret, stop: threading.Event
+    whole: Settings, jurisdiction: str, found: CopiedJournal, work: Path, root: Root, stop: threading.Event
 ) -> tuple[sa.Engine, Shipper, str]:
     settings = whole.of(jurisdiction)
     key, sealer, dsn = content_root(settings), load_sealer(settings), sidecar_dsn(settings.audit.database)

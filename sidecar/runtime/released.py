@@ -11,7 +11,8 @@ import msgspec
 
 from audit.follow import Follower, read_shipped, write_shipped
 from audit.record import decode, store_of
-from sidecar.core.model import Secret
+from audit.rootkeys import Root
+from audit.segments import FaultKind
 
 __all__ = ["Released", "StrandedError", "place_of", "refuse_stranded"]
 
@@ -61,7 +62,7 @@ class Released:
                 self._told = least
 
 
-def refuse_stranded(journal: Path, root: Secret, jurisdictions: Sequence[str]) -> None:
+def refuse_stranded(journal: Path, root: Root, jurisdictions: Sequence[str]) -> None:
     """Raises StrandedError where a database was taken out of the configuration before it had all that was for it.
 
     What is stored elsewhere instead might be where it may not be; what is let go would be lost. Raises OSError.
@@ -83,6 +84,9 @@ def refuse_stranded(journal: Path, root: Secret, jurisdictions: Sequence[str]) -
                         f"the journal in {journal} holds records of {name!r} from sequence {sequence} on, and no "
                         f"database of {name!r} is configured: put audit.databases.{name} back until they are shipped"
                     )
+            locked = next((fault for fault in follower.faults if fault.kind is FaultKind.KEY), None)
+            if locked is not None:
+                raise StrandedError(f"what is for {name!r} is not known: {locked.detail}")
         finally:
             follower.close()
         if last >= 0:

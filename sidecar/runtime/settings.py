@@ -213,6 +213,7 @@ class IdentitySection(_Section):
 class JournalSection(_Section):
     directory: Path
     key_file: Path  # 32 bytes, never on the journal's volume
+    keys_directory: Path | None = None  # further ones for its segments, by id, and which is in use (`rotate-key`)
     mode: Literal["batch", "strict"] = "batch"
     segment_bytes: Size = 64 * 2**20
     max_bytes: Size = 8 * 2**30

@@ -30,6 +30,7 @@ from audit.follow import Follower, write_shipped
 from audit.logbook import ForkError, LogBook
 from audit.objects import StoreAt
 from audit.poison import PoisonKeeper
+from audit.rootkeys import Root
 from audit.seal import KeyFault, load_root_key
 from audit.segments import FaultKind, SegmentInfo
 from audit.ship import Bounds, Item, Parts, Shipper, Status
@@ -80,7 +81,7 @@ class AlreadyShippingError(Exception):
 class JournalSource:
     """``audit.ship.Source`` over the real journal."""
 
-    def __init__(self, directory: Path, root: Secret, told: Callable[[int], None] | None = None) -> None:
+    def __init__(self, directory: Path, root: Root, told: Callable[[int], None] | None = None) -> None:
         """``told`` is what is shipped, at most once a second; None: the journal itself is."""
         self._told_to = told or partial(write_shipped, directory)
         self._follower = Follower(directory, root)
@@ -200,7 +201,7 @@ class Shipment:
     """
 
     def __init__(
-        self, settings: Settings, jurisdiction: str, root: Secret, released: Released, pump: SpanPump | None,
+        self, settings: Settings, jurisdiction: str, root: Root, released: Released, pump: SpanPump | None,
         stop: threading.Event,
     ) -> None:  # fmt: skip
         self.jurisdiction = jurisdiction
@@ -284,7 +285,7 @@ class Shipment:
         )
 
 
-def ship(settings: Settings, root: Secret, stop: threading.Event) -> None:
+def ship(settings: Settings, root: Root, stop: threading.Event) -> None:
     """Ship until ``stop``. Raises AlreadyShippingError, StrandedError, and with one database what ends its shipper."""
     _collect_seldom()
     keep_memory()

@@ -13,6 +13,7 @@ from typing import Any
 
 from audit.files import OS_FILES, Files, OsFiles
 from audit.journal import Bounds, Follower, Journal, Origin
+from audit.rootkeys import Root
 from audit.segments import segments_in
 from sidecar.core.model import Secret
 
@@ -28,7 +29,7 @@ def wall_ns() -> int:
 
 
 def open_journal(
-    directory: Path, *, root: Secret = ROOT, bounds: Bounds = ROOMY, files: Files = OS_FILES, **more: Any
+    directory: Path, *, root: Root = ROOT, bounds: Bounds = ROOMY, files: Files = OS_FILES, **more: Any
 ) -> Journal:
     """A journal without a thread of its own, so that a test decides what happens when."""
     journal = Journal.open(

@@ -8,6 +8,7 @@ import os
 import secrets
 import struct
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -406,7 +407,14 @@ Launch = Callable[..., Sidecar]
 
 
 def launch(directory: Path, wire: str, parts: Parts, bundle: Path, **options: Any) -> Sidecar:
-    """Start a sidecar of its own among running ``parts``; ``options`` are ``Stack``'s."""
+    """Start a sidecar of its own among running ``parts``; ``options`` are ``Stack``'s.
+
+    Those that store in one database share its tenants' master keys, as they must.
+    """
+    shared = directory.parent / f"master-keys-{zlib.crc32(parts.postgres_dsn.encode()):08x}"
+    overrides = dict(options.pop("overrides", {}))
+    overrides["audit"] = {"keys": {"directory": str(shared)}, **overrides.get("audit", {})}
+    options["overrides"] = overrides
     stack = Stack(directory, Options(parts=parts, wire=wire, bundle=bundle, preferred_ports=False, **options))
     stack.start()
     return Sidecar(stack, wire, parts)

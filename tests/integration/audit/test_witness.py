@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -110,6 +111,7 @@ def test_a_fleets_log_cut_back_with_all_memory_of_it_is_not_cosigned(
     server.asked.clear()
     other = tmp_path / "other"
     fresh = FakeJournal()
+    shutil.copytree(tmp_path / "tenant-keys", other / "tenant-keys")  # all pods of a jurisdiction share them
     ship(dsn, other, fresh, place, lambda: len(server.asked) >= 2)
     assert 200 not in server.asked
     assert (server.size, cosigned(dsn)) == (seen, 0)

@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from audit import record
 from audit.journal import Journal, write_shipped
+from audit.rootkeys import RootKeys
+from audit.segments import segments_in
 from sidecar.cli.journal import app
 from sidecar.telemetry.exposition import AdminServer, Check
 from sidecar.telemetry.instruments import PrometheusInstruments, registry
@@ -208,3 +210,77 @@ def test_a_directory_that_is_not_there_is_a_missing_dependency(place: Path) -> N
     code, _, text = run("status", "--config", str(place / "warden.yaml"))
     assert code == 3
     assert "journal" in text
+
+
+# --- root keys ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rotating(place: Path, journal: Journal) -> Path:
+    """A journal of some entries under the key file, whose root keys can be renewed."""
+    text = CONFIG.replace("key_file: root.key", "key_file: root.key, keys_directory: roots")
+    (place / "warden.yaml").write_text(text)
+    assert journal.close() is None
+    return place
+
+
+def keys(place: Path) -> tuple[int, dict[str, dict[str, Any]], str]:
+    code, rows, out = run("keys", "--config", str(place / "warden.yaml"), "--json")
+    return code, {row["id"]: row for row in rows}, out
+
+
+def test_a_new_root_key_is_in_use_and_the_old_ones_are_needed_until_no_segment_is_under_them(rotating: Path) -> None:
+    config = ("--config", str(rotating / "warden.yaml"), "--json")
+    first = next(iter(keys(rotating)[1]))
+    new = run("rotate-key", *config)[1][0]
+    code, found, _ = keys(rotating)
+    assert code == 0
+    assert [(found[each]["current"], found[each]["unshipped"]) for each in (first, new["id"])] == [
+        (False, 1),
+        (True, 0),
+    ]
+    again = open_journal(rotating / "journal", root=RootKeys(ROOT, rotating / "roots"))
+    again.append(b"x")
+    again.close()
+    last = run("rotate-key", *config)[1][0]
+    found = keys(rotating)[1]
+    assert [found[each]["may_go"] for each in (first, new["id"], last["id"])] == [False, False, False]
+    for _, path in segments_in(rotating / "journal"):
+        path.unlink()
+    assert [keys(rotating)[1][each]["may_go"] for each in (first, new["id"], last["id"])] == [False, True, False]
+    plain = CliRunner().invoke(app, ["keys", *config[:2]]).stdout
+    assert ("in use" in plain, "may go" in plain, "needed" in plain) == (True, True, True)
+
+
+def test_a_root_key_that_was_removed_too_early_is_named(rotating: Path) -> None:
+    config = ("--config", str(rotating / "warden.yaml"), "--json")
+    new = run("rotate-key", *config)[1][0]
+    again = open_journal(rotating / "journal", root=RootKeys(ROOT, rotating / "roots"))
+    again.append(b"x")
+    again.close()
+    run("rotate-key", *config)
+    Path(new["file"]).unlink()
+    code, found, _ = keys(rotating)
+    assert (code, found[new["id"]]["missing"], found[new["id"]]["unshipped"]) == (1, True, 1)
+    code, (told,), _ = run("status", *config)
+    assert (code, told["missing_keys"]) == (1, [new["id"]])
+    code, _, out = run("inspect", str(rotating / "journal"), *config)
+    assert (code, new["id"] in out) == (2, True)
+
+
+def test_a_rotation_says_where_it_cannot_be(rotating: Path) -> None:
+    config = ("--config", str(rotating / "warden.yaml"))
+    code, _, out = run("rotate-key", *config, "--into", str(rotating / "journal" / "keys"))
+    assert (code, "journal's own directory" in out) == (2, True)
+    (rotating / "file").write_bytes(b"")
+    assert run("rotate-key", *config, "--into", str(rotating / "file"))[0] == 3
+    assert run("rotate-key", *config, "--into", str(rotating / "secret"), "--json")[1][0]["file"].startswith(
+        str(rotating / "secret")
+    )
+    (rotating / "roots").mkdir()
+    (rotating / "roots" / "current").write_text("nonsense")
+    code, _, out = keys(rotating)
+    assert (code, "names no root key" in out) == (1, True)
+    (rotating / "warden.yaml").write_text(CONFIG)
+    code, _, out = run("rotate-key", *config)
+    assert (code, "keys_directory" in out) == (2, True)
