@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner
 
-from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError
+from audit.keyring import Keyring
+from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError, KeyMissingError
 from audit.transit import Transit, TransitKeys
 from sidecar.cli.evidence import app
 from tests.integration.audit import test_erasing as erasing
@@ -102,6 +103,25 @@ def test_what_was_destroyed_unwraps_no_more_and_its_number_never_comes_back(prov
         assert process.survivor("acme", "id-2") is None
     keys.destroy("acme", 1, {})  # twice: nothing more happens
     assert keys.rotate("acme") == 3
+
+
+def test_an_engine_that_lost_its_keys_begins_behind_the_numbers_that_were_given_up(
+    openbao: OpenBao, provide: Callable[[], TransitKeys], tmp_path: Path
+) -> None:
+    """Another mount, or an engine restored from before: what was wrapped there under the same numbers opens nothing."""
+    old = openbao.keys(tmp_path / "old", next(_prefixes))
+    wrapped = old.wrap("acme", old.current("acme"), b"k" * 32, b"")
+    assert old.rotate("acme") == 2
+    ring = Keyring(provide(), lambda _: [1, 2])
+    for act in (ring.current, ring.rotate):
+        with pytest.raises(KeyMissingError, match=r"transit/keys/t\d+-\d+-t-acme: .* lacks version 1,2"):
+            act("acme")
+    assert ring.versions("acme") == []
+    ring.give_up("acme", [1, 2])
+    assert ring.current("acme") == 3
+    assert [ring.destroyed("acme", version) for version in (1, 2, 3)] == [True, True, False]
+    with pytest.raises(KeyGoneError):
+        provide().unwrap("acme", 1, wrapped, b"")
 
 
 def test_a_token_that_may_not_and_a_server_that_is_gone_are_told(openbao: OpenBao, tmp_path: Path) -> None:

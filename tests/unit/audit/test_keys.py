@@ -171,11 +171,14 @@ def test_an_altered_key_is_told_from_one_that_was_destroyed(keys: FileKeys) -> N
     assert unwrap(keys, altered).secret == secret  # kept aside, whatever became of the database's
 
 
-def test_a_key_file_of_another_size_is_a_fault_that_may_pass(tmp_path: Path, keys: FileKeys) -> None:
+@pytest.mark.parametrize("data", [b"", b"short", b"x" * 33])
+def test_a_key_file_of_another_size_is_a_fault_that_may_pass(tmp_path: Path, keys: FileKeys, data: bytes) -> None:
+    """A file that a power failure emptied was not destroyed by anybody."""
     keys.current("acme")
-    (tmp_path / "keys/t-acme/1.key").write_bytes(b"short")
-    with pytest.raises(KeyFaultError, match="32 bytes"):
-        keys.wrap("acme", 1, b"k" * 32, b"")
+    (tmp_path / "keys/t-acme/1.key").write_bytes(data)
+    for act in (lambda: keys.wrap("acme", 1, b"k" * 32, b""), lambda: keys.covers("acme")):
+        with pytest.raises(KeyFaultError, match=r"1\.key"):
+            act()
 
 
 def test_a_directory_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:

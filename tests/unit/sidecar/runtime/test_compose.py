@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from audit.rootkeys import NewRootKey, RootKeys, new_root_key
 from audit.segments import read_info
 from sidecar.core.governor import Mode
 from sidecar.core.model import Credential, Durability, Principal, Secret
+from sidecar.runtime import rootkeys
 from sidecar.runtime.compose import IN_KUBERNETES, Rooms, StartError, build, check, named_problems
 from sidecar.runtime.settings import load
 from tests.support.config import document, write
@@ -84,6 +86,11 @@ def changed(directory: Path, section: str, **values: Any) -> dict[str, Any]:
         ),
         ("policy", {"bundle": "absent"}, "absent"),
         ("audit", {"journal__key_file": "absent.key"}, "audit.journal.key_file"),
+        (
+            "audit",
+            {"journal__keys_directory": "journal/roots"},
+            r"audit\.journal\.keys_directory: .* beside what its keys seal",
+        ),
         ("audit", {"journal__directory": "keys/pepper"}, "audit.journal"),
         ("identity", {"keys": {"pepper_file": "absent"}}, "identity.keys.pepper_file"),
         ("identity", {"issuers__0__jwks": "http://elsewhere.example/jwks"}, f"identity.issuers: {ISSUER}: jwks"),
@@ -94,6 +101,38 @@ def test_what_is_missing_is_said_with_its_place(
 ) -> None:
     settings = load(write(tmp_path, **changed(tmp_path, section, **values)))
     with pytest.raises(StartError, match=told):
+        build(settings)
+
+
+def test_the_journal_is_under_the_root_key_in_use_and_a_missing_one_is_told_at_a_start(
+    built: Callable[..., Rooms], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    roots = tmp_path / "roots"
+    old = new_root_key(roots, os.urandom)
+    assert isinstance(old, NewRootKey)
+    audit = document(tmp_path)["audit"]
+    audit["journal"]["keys_directory"] = "roots"
+    settings = load(write(tmp_path, audit=audit))
+    assert rootkeys.problems(settings.audit.journal, RootKeys(Secret(b"k" * 32), roots)) == []
+    rooms = build(settings)
+    assert isinstance(rooms.journal.append(b"x"), int)
+    assert rooms.journal.close() is None
+    assert {each.root for each in rootkeys.sealed_in(tmp_path / "journal")} == {old.identity}
+    assert isinstance(new_root_key(roots, os.urandom), NewRootKey)
+    second = build(settings)  # what is open now is under the new one, and recovery needs the old one no more
+    assert isinstance(second.journal.append(b"y"), int)
+    assert second.journal.close() is None
+    old.path.unlink()
+    with pytest.raises(StartError, match=f"sealed under root key {old.identity.hex()}"):
+        build(settings)  # what calls took in the last hour is not known
+    for path in (tmp_path / "journal").glob("*.seg"):
+        os.utime(path, (0, 0))
+    third = built(audit=audit)
+    assert isinstance(third.journal.append(b"z"), int)
+    (told,) = [record for record in caplog.records if record.getMessage() == "journal.key_missing"]
+    assert old.identity.hex() in told.warden["error"]  # type: ignore[attr-defined]
+    (roots / "current").write_text("0123456789abcdef")
+    with pytest.raises(StartError, match=r"audit\.journal\.keys_directory: key file .*0123456789abcdef\.key: No such"):
         build(settings)
 
 
