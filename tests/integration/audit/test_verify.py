@@ -105,7 +105,8 @@ TAMPERINGS: list[tuple[str, FaultKind, Tamper]] = [
      lambda f: f.sql("UPDATE warden.fleet_entries SET body = replace(body, 'pod-1', 'pod-2') WHERE position = 0")),
     ("rows of a log that is none", FaultKind.INSERTION, lambda f: f.copy_row(3, 0, "added", log="pod-9.ffff")),
     ("the frontier is altered", FaultKind.ALTERED_COLUMN,
-     lambda f: f.sql("UPDATE warden.audit_logs SET frontier = set_byte(frontier, 0, 1) WHERE log <> 'fleet'")),
+     lambda f: f.sql("UPDATE warden.audit_logs SET frontier = set_byte(frontier, 0, 255 - get_byte(frontier, 0))"
+                     " WHERE log <> 'fleet'")),
     ("two signed heads of one size", FaultKind.FORK, lambda f: f.fork()),
 ]  # fmt: skip
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from audit.follow import write_shipped
+from audit.rootkeys import NewRootKey, RootKeys, new_root_key
 from sidecar.cli.config import app
+from sidecar.runtime.rootkeys import root_keys
+from sidecar.runtime.settings import load
 from tests.support.config import document, write
+from tests.support.journal import open_journal
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -72,6 +78,30 @@ def test_a_key_on_the_journals_volume_is_a_warning(tmp_path: Path) -> None:
     code, out, err = run(str(path))
     assert (code, out) == (0, f"{path}: good\n")
     assert "on the journal's own volume" in err
+
+
+def test_a_root_key_that_was_removed_before_its_segments_were_stored_is_told(tmp_path: Path) -> None:
+    whole: dict[str, Any] = document(tmp_path)
+    whole["audit"]["journal"]["keys_directory"] = "roots"
+    path = write(tmp_path, **whole)
+    old = new_root_key(tmp_path / "roots", secrets.token_bytes)
+    assert isinstance(old, NewRootKey)
+    keys = root_keys(load(path).audit.journal)
+    assert isinstance(keys, RootKeys)
+    journal = open_journal(tmp_path / "journal", root=keys)
+    journal.append(b"x")
+    journal.close()
+    assert run(str(path))[0] == 0
+    assert isinstance(new_root_key(tmp_path / "roots", secrets.token_bytes), NewRootKey)
+    old.path.unlink()
+    code, _, err = run(str(path))
+    assert (code, f"root key {old.identity.hex()} is missing: journal-0000000000000000.seg" in err) == (1, True)
+    write_shipped(tmp_path / "journal", 0)
+    again = open_journal(tmp_path / "other", root=keys)
+    again.append(b"y")
+    again.close()
+    (tmp_path / "other" / "journal-0000000000000000.seg").rename(tmp_path / "journal" / "journal-0000000000000001.seg")
+    assert run(str(path))[0] == 0
 
 
 def test_a_file_that_is_not_there_has_no_line(tmp_path: Path) -> None:
