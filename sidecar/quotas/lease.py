@@ -47,11 +47,14 @@ class Lease:
         self.left = max(0, self.left - units)
         self.used += units
 
-    def give(self, units: int) -> None:
-        """Not used after all: what was spent in advance is no longer owed, the rest is there for the next call."""
+    def give(self, units: int, room: int) -> None:
+        """Not used after all: what was spent in advance is no longer owed, the rest is there for the next call.
+
+        ``room``: what may be there beside what the whole has by now. More has come back by itself meanwhile.
+        """
         forgiven = min(self.owed, units)
         self.owed -= forgiven
-        self.left += units - forgiven
+        self.left += max(0, min(units - forgiven, room - self.left))
 
     def whole(self, at_ns: int) -> float:
         """Units that the whole has by now, if nobody else takes any; a whole that was never heard of is full."""
@@ -134,7 +137,7 @@ class LeasedBudget:
         fits = lease.fits(tokens, self._quotas.advance(lease, max(share, one), at_ns))
         return 0 if fits else self._quotas.wait_ns(lease, tokens, at_ns)
 
-    def charge(self, tokens: int, _at_ns: int) -> None:
+    def charge(self, tokens: int, at_ns: int) -> None:
         lease = self.lease
         if tokens > 0:
             owed = lease.owed
@@ -142,7 +145,7 @@ class LeasedBudget:
             if lease.owed > lease.capacity:  # as for a Budget: what a wrong count can cost is bounded
                 lease.owed = max(owed, lease.capacity)
         else:
-            self.lease.give(-tokens)
+            lease.give(-tokens, self._quotas.room(lease, at_ns))
 
     def idle(self, at_ns: int) -> bool:
         return self.lease.is_new(at_ns)

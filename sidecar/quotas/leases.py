@@ -25,6 +25,8 @@ ALIVE_S: Final = 0.5  # a pod that wants nothing says so often that it is there
 POD_TTL_MS: Final = LEASE_NS // 1_000_000  # a pod that says nothing for so long is gone, and its slots are free again
 GRACE_MS: Final = 2_000  # within which every pod that is there has told what it holds
 PODS: Final = 100_000  # that share one Redis, at most: more than that it can't have counted
+UNUSABLE: Final = -1  # granted, of a key that holds no lease
+_NAMED: Final = 100  # such keys that are told of, at most
 _BATCH: Final = 256  # leases a script call, so that none holds Redis up
 _FAILURES: Final = 2  # in a row, until Redis counts as away
 _RETRY_S: Final = (0.4, 1.2)  # while it is away; at random within, so that pods don't come back all at once
@@ -40,6 +42,7 @@ _RETURN_S: Final = GRACE_MS / 1000  # from its answer on every pod has asked by 
 # The clock is Redis's own, as far as it goes on evenly: time that goes back stands still, and a leap forward is a new
 # birth, because keys that a leap has let run out are lost memory too. So is a time in which nobody asked.
 # A server that was just born knows of no slots: until every pod has told its own, each keeps what it had.
+# A key that holds something else than a lease is told by granted -1 and left alone; the others of the call go on.
 SCRIPT: Final = """
 local t = redis.call('TIME')
 local wall = t[1] * 1000 + math.floor(t[2] / 1000)
@@ -69,10 +72,13 @@ for i = 3, #KEYS do
   local granted, wait = 0, 0
   if ARGV[a] == 'c' then
     local others = 0
-    local all = redis.call('HGETALL', KEYS[i])
+    local all = redis.pcall('HGETALL', KEYS[i])
+    local sound = not all.err
     for j = 1, #all, 2 do
-      local n, till = string.match(all[j + 1], '(%d+):(%d+)')
-      if tonumber(till) <= now then
+      local n, till = string.match(all[j + 1], '^(%d+):(%d+)$')
+      if not n then
+        sound = false
+      elseif tonumber(till) <= now then
         redis.call('HDEL', KEYS[i], all[j])
       elseif all[j] ~= ARGV[1] then
         others = others + tonumber(n)
@@ -83,7 +89,9 @@ for i = 3, #KEYS do
       granted = math.min(granted, math.max(owed, shared))
     end
     local kept = math.max(granted, owed)
-    if kept > 0 then
+    if not sound then
+      granted = -1
+    elseif kept > 0 then
       redis.call('HSET', KEYS[i], ARGV[1], kept .. ':' .. string.format('%.0f', now + ttl))
       redis.call('PEXPIRE', KEYS[i], ttl * 2)
     else
@@ -91,24 +99,31 @@ for i = 3, #KEYS do
     end
   else
     local level, since = 0, born
-    local kept = redis.call('GET', KEYS[i])
+    local kept = redis.pcall('GET', KEYS[i])
     if kept then
-      local l, s = string.match(kept, '([^:]+):([^:]+)')
-      level, since = tonumber(l), tonumber(s)
+      local l, s = nil, nil
+      if type(kept) == 'string' then
+        l, s = string.match(kept, '^(-?%d+%.?%d*):(%d+)$')
+      end
+      level, since = tonumber(l or ''), tonumber(s or '')
     end
-    level = math.min(capacity, level + math.max(0, now - since) * rate + back)
-    if shared > 0 then
-      level = math.max(math.min(level, 0), level - shared)
-    end
-    level = math.max(-capacity * answer[1], level - owed)
-    granted = math.max(0, math.min(want, math.floor(level)))
-    level = level - granted
-    if rate > 0 then
-      wait = math.ceil((capacity - level) / rate)
-    end
-    redis.call('SET', KEYS[i], string.format('%.6f:%.0f', level, now))
-    if rate > 0 then
-      redis.call('PEXPIRE', KEYS[i], math.ceil(2 * (capacity - level) / rate) + 1000)
+    if not level then
+      granted = -1
+    else
+      level = math.min(capacity, level + math.max(0, now - since) * rate + back)
+      if shared > 0 then
+        level = math.max(math.min(level, 0), level - shared)
+      end
+      level = math.max(-capacity * answer[1], level - owed)
+      granted = math.max(0, math.min(want, math.floor(level)))
+      level = level - granted
+      if rate > 0 then
+        wait = math.ceil((capacity - level) / rate)
+      end
+      redis.call('SET', KEYS[i], string.format('%.6f:%.0f', level, now))
+      if rate > 0 then
+        redis.call('PEXPIRE', KEYS[i], math.ceil(2 * (capacity - level) / rate) + 1000)
+      end
     end
   end
   answer[#answer + 1] = granted
@@ -233,8 +248,17 @@ class Timely:
                 answer.set_exception(fault)
 
 
+def _nobody_hears(_key: str, _usable: bool) -> None:  # noqa: FBT001 — a callback
+    """Nobody has asked to be told of keys."""
+
+
 def _nobody_waits() -> None:
     """No wire has asked to be told yet."""
+
+
+def _some(keys: frozenset[str]) -> str:
+    """The first few."""
+    return ", ".join(sorted(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
 
 
 def _sound(answer: list[int], wants: Sequence[Want]) -> list[int]:
@@ -244,7 +268,7 @@ def _sound(answer: list[int], wants: Sequence[Want]) -> list[int]:
     if not 1 <= answer[0] <= PODS:
         raise ValueError(f"Redis told of {answer[0]} pods")
     for want, granted, wait_ms in zip(wants, answer[1::2], answer[2::2], strict=True):
-        if not 0 <= granted <= want.units or wait_ms < 0:
+        if (granted != UNUSABLE and not 0 <= granted <= want.units) or wait_ms < 0:
             raise ValueError(f"Redis granted {granted} of {want.units}, full in {wait_ms} ms")
     return answer
 
@@ -252,15 +276,17 @@ def _sound(answer: list[int], wants: Sequence[Want]) -> list[int]:
 class LeaseKeeper:
     """One a process. ``prefix`` names the region: a limit is never shared across jurisdictions.
 
-    ``between`` draws at random. ``told`` is called with why Redis is away, and with "" once it is back.
+    ``between`` draws at random. ``told`` is called with why Redis is away, and with "" once it is back;
+    ``key_told`` with each key that holds something else than a lease, and once it no longer does.
     """
 
     def __init__(
         self, quotas: SharedQuotas, run: Run, *, pod: str, prefix: str, posture: Posture,
         monotonic: Callable[[], float], between: Callable[[float, float], float],
-        told: Callable[[str], None] = lambda _why: None,
+        told: Callable[[str], None] = lambda _why: None, key_told: Callable[[str, bool], None] = _nobody_hears,
     ) -> None:  # fmt: skip
         self._quotas, self._run, self._pod, self._posture, self._told = quotas, run, pod, posture, told
+        self._key_told = key_told
         self._monotonic, self._between = monotonic, between
         self._prefix = f"{{warden:{prefix}}}"  # one hash tag: a script's keys are in one slot of a cluster
         self._stopping = threading.Event()
@@ -269,6 +295,7 @@ class LeaseKeeper:
         self._retry_at = self._all_back_at = 0.0
         self._asked_at = float("-inf")
         self.fault = ""  # why Redis does not answer, "" while it does
+        self.unusable: frozenset[str] = frozenset()  # keys that hold something else: whose leases they are have nothing
         self.round_trips = 0
         self.on_room: Callable[[], None] = _nobody_waits  # called whenever a lease has grown
 
@@ -278,11 +305,10 @@ class LeaseKeeper:
         if self._quotas.returning:
             return "answers again; goes on with its part of each limit until every pod knows"
         if not self._quotas.away:
-            return (
-                f"{self._quotas.pods} pods share"
-                if self.round_trips and not self.fault
-                else self.fault or "not asked yet"
-            )
+            if self.fault or not self.round_trips:
+                return self.fault or "not asked yet"
+            unusable = f"; not leases, so counted as spent: {_some(self.unusable)}" if self.unusable else ""
+            return f"{self._quotas.pods} pods share{unusable}"
         goes_on = "goes on with its part of each limit" if self._posture is Posture.FAIR_SHARE else "refuses"
         return f"away; {goes_on}: {self.fault}"
 
@@ -338,13 +364,18 @@ class LeaseKeeper:
             return False
         self._failures, self.fault = 0, ""
         if self._quotas.away:
-            self._quotas.away, self._quotas.returning = False, self._posture is Posture.FAIR_SHARE
+            self._quotas.back()
             self._all_back_at = now + _RETURN_S
             self._told("")
         self._quotas.answered(answer[0], int(now * 1e9))
-        for number, want in enumerate(wants):
-            granted, wait_ms = answer[1 + 2 * number], answer[2 + 2 * number]
-            self._quotas.granted(want, granted, wait_ms / 1000)
+        for key, want, granted, wait_ms in zip(keys[2:], wants, answer[1::2], answer[2::2], strict=True):
+            if granted == UNUSABLE:
+                self._quotas.spent(want)
+            else:
+                self._quotas.granted(want, granted, wait_ms / 1000)
+            if (granted == UNUSABLE) != (key in self.unusable) and (granted != UNUSABLE or len(self.unusable) < _NAMED):
+                self.unusable = self.unusable ^ {key}
+                self._key_told(key, granted != UNUSABLE)
         if wants:
             self.on_room()
         return True
@@ -357,5 +388,5 @@ class LeaseKeeper:
             return
         self._retry_at = now + self._between(*_RETRY_S)
         if not self._quotas.away:
-            self._quotas.away, self._quotas.returning = True, False
+            self._quotas.gone()
             self._told(fault)

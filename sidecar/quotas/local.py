@@ -251,6 +251,13 @@ class LocalQuotas:
         assert isinstance(reservation, Held), "a reservation of other quotas"
         return reservation.taken[0].account.allowances(at.mono_ns)
 
+    def left_of(self, tenant: str, limits: Limits, at: Instant) -> tuple[Allowance, ...]:
+        """As ``left``, before any call; nothing is kept of a tenant where no limit of time asks for it."""
+        if limits.requests is None and limits.tokens_per_minute is None:
+            return ()
+        (own,) = self._accounts(tenant, "", "", limits, None, None, at.mono_ns)
+        return own.allowances(at.mono_ns)
+
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from sidecar.core.model import Demand, Denial, Instant, Limits, PoolSize, Quantity, Reservation, Usage
+from sidecar.core.model import Allowance, Demand, Denial, Instant, Limits, PoolSize, Quantity, Reservation, Usage
 from sidecar.core.reasons import Reason
 from sidecar.quotas.account import Account
+from sidecar.quotas.agenda import Agenda
 from sidecar.quotas.lease import Lease, LeasedBudget, LeasedRate
 from sidecar.quotas.local import LocalQuotas
+from sidecar.quotas.wants import IDLE_ROUNDS, Want, top_up, want_of
 
 __all__ = ["LEASE_NS", "Lease", "SharedQuotas", "Want"]
 
-_IDLE_ROUNDS: Final = 20  # without use, after which a lease is returned
+_LOOK_AGAIN: Final = 4  # rounds after the last use: what is held beyond that use goes back; slots in use are renewed
 _SLOTS_SPARE: Final = 2  # slots above those in use, where there are enough for every pod
 _TURN: Final = 256  # tenants looked at before admissions have their turn
 LEASE_NS: Final = 5_000_000_000  # how long Redis keeps a pod's slots for it; without an answer they are others' then
@@ -30,23 +32,6 @@ _COUNTS_AS_MISSED: Final = {
     Reason.RATE_TOKENS: Quantity.TOKENS,
     Reason.CONCURRENCY: Quantity.CONCURRENCY,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Want:
-    """What one round asks Redis for. ``returns``: units of the lease that are given back.
-
-    Of slots ``units`` is all that is wanted, ``owed`` what is in use, ``shared`` what it went by until now.
-    """
-
-    tenant: str
-    kind: Quantity
-    capacity: int
-    per_second: float
-    units: int
-    owed: int
-    returns: int
-    shared: int = 0
 
 
 @dataclass(slots=True)
@@ -61,6 +46,10 @@ class _Leases:
     turned_away: int = 0  # calls that found no slot since the last round
     asked: bool = False  # whether any call came since
     unasked: int = 0  # rounds without one
+    answered_ns: int | None = None  # when Redis told of its slots last
+    looked: int = 0  # the round that looked at it last
+    touched: bool = False  # the next one will
+    booked: int = 0  # the next one that will if nothing happens; 0: none
 
     def of_time(self) -> Iterator[tuple[Quantity, Lease]]:
         """Those that are limited."""
@@ -81,6 +70,8 @@ class SharedQuotas(LocalQuotas):
         super().__init__()
         self._guard = threading.RLock()  # admissions take from leases, the round's thread puts into them
         self._leases: dict[str, _Leases] = {}  # of tenants that hold any or ask for some
+        self._agenda = Agenda()  # a round looks at few of them: at 100,000 all of them took it 140 ms
+        self._sharing: dict[str, None] = {}  # of those that go on by fair share, who has not all of its part
         self.round_s = round_s
         self._fair = fair
         self.pods = pods or 1  # alive, as Redis counted them last
@@ -119,25 +110,48 @@ class SharedQuotas(LocalQuotas):
 
     def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool, least: int = 0) -> Denial | None:
         with self._guard:
+            self._touch(reservation.tenant)
             self.growing = True
             try:
                 return super().grow(reservation, tokens, at, exact=exact, least=least)
             finally:
                 self.growing = False
 
+    def left_of(self, tenant: str, limits: Limits, at: Instant) -> tuple[Allowance, ...]:
+        with self._guard:
+            return super().left_of(tenant, limits, at)
+
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
         with self._guard:
+            self._touch(reservation.tenant)
             return super().settle(reservation, usage, at, running=running)
 
     def release(self, reservation: Reservation, at: Instant) -> None:
         with self._guard:
+            self._touch(reservation.tenant)
             super().release(reservation, at)
 
     def _tenants_account(self, tenant: str) -> Account:
         rate, budget = LeasedRate(self), LeasedBudget(self)
         account = Account(f"tenant:{tenant}", rate=rate, budget=budget)
-        self._leases[tenant] = _Leases(account, rate.lease, budget.lease)
+        known, new = self._leases.get(tenant), _Leases(account, rate.lease, budget.lease)
+        if known is not None:  # its account was forgotten because nothing ran; what Redis told of its slots still holds
+            new.slots, new.scarce, new.answered_ns = known.slots, known.scarce, known.answered_ns
+            account.slots = known.slots if known.slots or known.scarce else None
+        self._leases[tenant] = new
+        self._touch(tenant)
         return account
+
+    def _touch(self, tenant: str) -> None:
+        """Something happened to its leases: the next round looks at them."""
+        leases = self._leases.get(tenant)
+        if leases is None:
+            return
+        if self.away or self.returning:
+            self._sharing[tenant] = None
+        if not leases.touched:
+            leases.touched = True
+            self._agenda.soon(tenant)
 
     def _slotted(self, tenant: str, limits: Limits, now_ns: int) -> None:
         """How many calls of the tenant may run here now; its leases are looked after from now on."""
@@ -149,13 +163,14 @@ class SharedQuotas(LocalQuotas):
             assert isinstance(account.rate, LeasedRate)
             assert isinstance(account.budget, LeasedBudget)
             leases = self._leases[tenant] = _Leases(account, account.rate.lease, account.budget.lease)
+        self._touch(tenant)
         most = limits.concurrency
         if most is not None:
             leases.asked = True
             account.slots = self._leased_slots(leases, most, now_ns)
 
     def _leased_slots(self, leases: _Leases, most: int, now_ns: int) -> int:
-        answered_ns = self._answered_ns
+        answered_ns = leases.answered_ns
         if self.away if answered_ns is None else now_ns - answered_ns > LEASE_NS:  # it has none, or it has run out
             return min(most, max(1, most // self.pods)) if self._fair and self._knows else 0
         return min(most, leases.slots if leases.slots or leases.scarce else 1)
@@ -183,6 +198,12 @@ class SharedQuotas(LocalQuotas):
             return 0
         return min(most, max(0, int(lease.whole(at_ns))))
 
+    def room(self, lease: Lease, at_ns: int) -> int:
+        """What a lease may hold: with the whole no more than a full bucket; of a fair share, its own part."""
+        if self.away or self.returning:
+            return max(1, lease.capacity // self.pods)
+        return lease.capacity - max(0, int(lease.whole(at_ns)))
+
     def wait_ns(self, lease: Lease, units: int, at_ns: int) -> int:
         """Until as many units may be there: a round at least."""
         return max(ceil(self.round_s * 1e9), lease.wait_ns(units, at_ns))
@@ -193,36 +214,49 @@ class SharedQuotas(LocalQuotas):
         """What this round asks for: enough that the next one finds as much as the last used, twice over."""
         found: list[Want] = []
         with self._guard:
-            tenants = tuple(self._leases)
+            soon, later = self._agenda.begin()
+            for tenant in later:
+                if tenant in self._leases and self._leases[tenant].booked == self._agenda.round:
+                    self._leases[tenant].booked = 0
+        tenants = (*soon, *later)
         for start in range(0, len(tenants), _TURN):
             with self._guard:
                 for tenant in tenants[start : start + _TURN]:
-                    found += self._tenants_wants(tenant, self._leases[tenant])
+                    leases = self._leases.get(tenant)
+                    if leases is not None and leases.looked != self._agenda.round:
+                        found += self._tenants_wants(tenant, leases)
         return found
 
     def _tenants_wants(self, tenant: str, leases: _Leases) -> list[Want]:
+        rounds = self._agenda.round - leases.looked if leases.looked else 1
+        leases.looked, leases.touched = self._agenda.round, False
         found = []
         for kind, lease in leases.of_time():
-            want = _want(tenant, kind, lease, asks=not self.returning)
+            want = want_of(tenant, kind, lease, rounds, asks=not self.returning)
             if want is not None:
                 found.append(want)
-        want = self._slots_wanted(tenant, leases)
+        want = self._slots_wanted(tenant, leases, rounds)
         if want is not None:
             found.append(want)
-        quiet = all(lease.unused and lease.idle >= _IDLE_ROUNDS for _, lease in leases.of_time())
+        quiet = all(lease.unused and lease.idle >= IDLE_ROUNDS for _, lease in leases.of_time())
         if not found and quiet and not leases.account.ledger.calls:
             del self._leases[tenant]
+        else:
+            rounds = _next_look(leases)
+            if not leases.booked or self._agenda.round + rounds < leases.booked:
+                leases.booked = self._agenda.round + rounds
+                self._agenda.later(tenant, rounds)
         return found
 
-    def _slots_wanted(self, tenant: str, leases: _Leases) -> Want | None:
+    def _slots_wanted(self, tenant: str, leases: _Leases, rounds: int) -> Want | None:
         most, held = leases.account.limits.concurrency, leases.account.ledger.calls
         if most is None:
             return None
-        leases.unasked = 0 if held or leases.asked else leases.unasked + 1
+        leases.unasked = 0 if held or leases.asked else leases.unasked + rounds
         away, leases.turned_away, leases.asked = leases.turned_away, 0, False
         spare = min(_SLOTS_SPARE, most // (2 * self.pods)) if held else 0
         units = min(most, max(1, held + spare + away))
-        if leases.unasked >= _IDLE_ROUNDS:
+        if leases.unasked >= IDLE_ROUNDS:
             units, leases.scarce = 0, False
             if not leases.slots:
                 return None
@@ -235,13 +269,30 @@ class SharedQuotas(LocalQuotas):
             if leases is None:
                 return
             if want.kind is Quantity.CONCURRENCY:
-                leases.slots, leases.scarce = units, units < want.units
+                leases.slots, leases.scarce, leases.answered_ns = units, units < want.units, self._answered_ns
+                if leases.scarce:
+                    self._touch(want.tenant)
                 return
             lease = leases.requests if want.kind is Quantity.REQUESTS else leases.tokens
             lease.left += units
             lease.dry = units < want.units
+            if lease.dry:
+                self._touch(want.tenant)
             lease.told = 0
             lease.full_ns = (self._answered_ns or 0) + ceil(full_s * 1e9)
+
+    def spent(self, want: Want) -> None:
+        """The key of this one holds no lease: whatever there was of it counts as spent, until it does."""
+        self.unanswered([want])
+        with self._guard:
+            self._touch(want.tenant)
+            leases = self._leases.get(want.tenant)
+            if leases is None:
+                return
+            if want.kind is Quantity.CONCURRENCY:
+                leases.slots, leases.scarce, leases.answered_ns = 0, True, self._answered_ns
+            else:
+                (leases.requests if want.kind is Quantity.REQUESTS else leases.tokens).dry = True
 
     def answered(self, pods: int, now_ns: int) -> None:
         """Redis did; ``pods`` are alive. ``now_ns``: when it was asked, on the clock of calls.
@@ -258,6 +309,7 @@ class SharedQuotas(LocalQuotas):
         """Redis did not say: what was asked for and given back may have been taken there, so it counts as spent."""
         with self._guard:
             for want in wants:
+                self._touch(want.tenant)
                 leases = self._leases.get(want.tenant)
                 if leases is not None and want.kind is not Quantity.CONCURRENCY:
                     lease = leases.requests if want.kind is Quantity.REQUESTS else leases.tokens
@@ -267,6 +319,18 @@ class SharedQuotas(LocalQuotas):
                     if lease.full_ns is not None and lease.per_second > 0:
                         lease.full_ns += ceil(want.units / lease.per_second * 1e9)
 
+    def gone(self) -> None:
+        """Redis is away from now on."""
+        with self._guard:
+            self.away, self.returning = True, False
+            self._sharing = dict.fromkeys(self._leases)
+
+    def back(self) -> None:
+        """It answers again; what is held is told it at once."""
+        with self._guard:
+            self.away, self.returning = False, self._fair
+            self._agenda.soon(*self._leases)
+
     def fair_share(self, seconds: float) -> None:
         """While Redis is away: what this pod may go on with, its part of the rate; told to Redis later as shared.
 
@@ -275,46 +339,30 @@ class SharedQuotas(LocalQuotas):
         if not self._knows:
             return
         with self._guard:
-            every = tuple(self._leases.values())
-        for start in range(0, len(every), _TURN):
+            tenants = tuple(self._sharing)
+        for start in range(0, len(tenants), _TURN):
             with self._guard:
-                for leases in every[start : start + _TURN]:
-                    for _, lease in leases.of_time():
-                        units = lease.per_second / self.pods * seconds
-                        _top_up(lease, units, max(1, lease.capacity // self.pods), owed=self.returning)
+                for tenant in tenants[start : start + _TURN]:
+                    if not self._topped_up(tenant, seconds):
+                        self._sharing.pop(tenant, None)
+
+    def _topped_up(self, tenant: str, seconds: float) -> bool:
+        """Whether any of its leases may have more yet."""
+        leases, more = self._leases.get(tenant), False
+        for _, lease in () if leases is None else leases.of_time():
+            most = max(1, lease.capacity // self.pods)
+            top_up(lease, lease.per_second / self.pods * seconds, most, owed=self.returning)
+            more = more or lease.left < most
+        self._touch(tenant)
+        return more
 
 
-def _want(tenant: str, kind: Quantity, lease: Lease, *, asks: bool) -> Want | None:
-    """``asks``: for more; otherwise it tells only what was spent and what is given back."""
-    lease.usual += (lease.used - lease.usual) / 4
-    lease.idle = 0 if lease.used or lease.missed else lease.idle + 1
-    target = ceil(2 * max(lease.usual, lease.used)) + lease.missed
-    units, returns = max(0, min(lease.capacity, target) - lease.left), 0
-    if lease.idle >= _IDLE_ROUNDS:
-        units, returns, lease.usual = 0, lease.left, 0.0
-        lease.left = 0
-    elif lease.left > 4 * target + 4:
-        units, returns = 0, lease.left - target
-        lease.left = target
-    lease.used = lease.missed = 0
-    if not asks:
-        units = 0
-    elif not units:
-        lease.dry = False
-    if not (units or returns or lease.owed or lease.shared):
-        return None
-    owed, shared, lease.owed, lease.shared = lease.owed, lease.shared, 0, 0
-    lease.told = units + owed
-    return Want(tenant, kind, lease.capacity, lease.per_second, units, owed, returns, shared)
-
-
-def _top_up(lease: Lease, units: float, most: int, *, owed: bool) -> None:
-    lease.accrued += units
-    whole = int(lease.accrued)
-    lease.accrued -= whole
-    added = max(0, min(whole, most - lease.left))
-    lease.left += added
-    if owed:
-        lease.owed += added
-    else:
-        lease.shared += added
+def _next_look(leases: _Leases) -> int:
+    """Rounds until it is looked at again, if nothing happens to it."""
+    idle = [lease.idle for _, lease in leases.of_time()]
+    if leases.account.limits.concurrency is not None:
+        idle.append(leases.unasked)
+    least = min(idle, default=IDLE_ROUNDS)
+    if least < _LOOK_AGAIN:
+        return _LOOK_AGAIN - least
+    return IDLE_ROUNDS - least if least < IDLE_ROUNDS else IDLE_ROUNDS

@@ -283,6 +283,7 @@ def _quotas(settings: Settings) -> tuple[LocalQuotas, LeaseKeeper | None]:
     keeper = LeaseKeeper(
         quotas, run, pod=f"{settings.sidecar.name}-{secrets.token_hex(4)}", prefix=settings.sidecar.region,
         posture=Posture(section.posture), monotonic=time.monotonic, between=random.uniform, told=_tell_leases,
+        key_told=_tell_key,
     )  # fmt: skip
     return quotas, keeper
 
@@ -297,6 +298,13 @@ def _tell_leases(why: str) -> None:
         logs.event(_LEASES, logging.WARNING, "leases.redis_away", detail=why[:200])
     else:
         logs.event(_LEASES, logging.INFO, "leases.redis_back")
+
+
+def _tell_key(key: str, usable: bool) -> None:  # noqa: FBT001 — a callback
+    if usable:
+        logs.event(_LEASES, logging.INFO, "leases.key_usable", detail=key)
+    else:
+        logs.event(_LEASES, logging.ERROR, "leases.key_unusable", detail=key)
 
 
 def _ring(settings: Settings) -> KeyRing | None:

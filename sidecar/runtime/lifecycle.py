@@ -385,9 +385,9 @@ class Sidecar:
         watch("warden_upstream_metrics_age_seconds", lambda: self._pools.age)
         watch("warden_running_on_calls", lambda: float(rooms.governor.running_on))
         watch("warden_waiting_calls", lambda: float(len(self._waiting)))
-        if isinstance(rooms.quotas, SharedQuotas):
-            shared = rooms.quotas
-            watch("warden_quota_redis_up", lambda: float(not shared.away))
+        if isinstance(rooms.quotas, SharedQuotas) and rooms.leases is not None:
+            shared, leases = rooms.quotas, rooms.leases
+            watch("warden_quota_redis_up", lambda: float(not shared.away and not leases.unusable))
         watch("warden_keys_age_seconds", lambda: rooms.ring.age(time.time()) if rooms.ring else None)
         watch("warden_jwks_age_seconds", self._jwks_age)
         watch("warden_bundle_age_seconds", lambda: self._policy.age)

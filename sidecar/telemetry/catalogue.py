@@ -222,7 +222,10 @@ _CALLS: Final = (
     _gauge("warden_upstream_metrics_age_seconds", "Age of what was read last of Triton's metrics.", unit="seconds"),
     _gauge("warden_running_on_calls", "Calls that have ended here, but that Triton may be working on still."),
     _gauge("warden_waiting_calls", "Calls that wait for room in a quota (on_limit: queue)."),
-    _gauge("warden_quota_redis_up", "1 while Redis answers, 0 while shared quotas go on without it."),
+    _gauge(
+        "warden_quota_redis_up",
+        "1 while Redis answers for every lease, 0 while shared quotas go on without it or a key of it is no lease.",
+    ),
     Metric(
         "gen_ai_server_request_duration_seconds",
         Kind.HISTOGRAM,

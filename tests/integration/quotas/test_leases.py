@@ -179,6 +179,82 @@ def test_who_finds_redis_back_first_takes_no_more_than_its_part_until_all_have(s
     assert {pod.keeper.summary for pod in pods} == {"3 pods share"}
 
 
+@pytest.mark.parametrize("kind", ["requests", "tokens", "concurrency"])
+@pytest.mark.parametrize("broken", ["another type", "other words"])
+def test_one_key_that_is_no_lease_costs_its_tenant_that_limit_and_no_other_anything(
+    server: RedisServer, kind: str, broken: str
+) -> None:
+    import redis  # noqa: PLC0415
+
+    aged(server)
+    client, key = redis.Redis(port=server.port), f"{{warden:eu}}:{kind}:acme"
+    limits = {
+        "requests": Limits(requests=RequestRate(100, 20)), "tokens": Limits(tokens_per_minute=600),
+        "concurrency": Limits(concurrency=8),
+    }[kind]  # fmt: skip
+    pod, demand, told = Pod(server, "a"), Demand(tokens=10), []
+    pod.keeper._key_told = lambda *what: told.append(what)
+
+    def ask(tenant: str) -> bool:
+        at = Instant(time.time_ns(), int(pod.now * 1e9))
+        found = pod.quotas.reserve(tenant, "chat", limits, demand, at, enforce=True)
+        if isinstance(found, Denial):
+            return False
+        pod.quotas.settle(found, Usage(input_tokens=10), at)
+        return True
+
+    if broken == "another type":
+        client.lpush(key, "mine")
+    elif kind == "concurrency":
+        client.hset(key, "another", "mine")
+    else:
+        client.set(key, "mine")
+    for _ in range(6):
+        for tenant in ("acme", "birch"):
+            ask(tenant)
+        pod.turn()
+    assert not ask("acme")
+    assert ask("birch")
+    assert not pod.quotas.away
+    assert told == [(key, False)]
+    assert key in pod.keeper.summary
+    client.delete(key)
+    for _ in range(40):
+        ask("acme")
+        pod.turn()
+    eventually(lambda: (pod.turn(), ask("acme"))[1], what="its leases again")
+    assert told == [(key, False), (key, True)]
+    assert pod.keeper.summary == "1 pods share"
+
+
+def test_tokens_that_come_back_late_never_put_more_there_than_a_full_bucket(server: RedisServer) -> None:
+    """What was reserved has flowed back into the whole by itself while the call ran."""
+    aged(server)
+    pod, limits = Pod(server, "a"), Limits(tokens_per_minute=600)
+    began = Instant(0, int(pod.now * 1e9))
+    found = pod.quotas.reserve("acme", "chat", limits, Demand(tokens=600), began, enforce=True)
+    assert isinstance(found, Reservation)
+    pod.turn()
+    for minutes, room in ((0.5, 300), (2.0, 0)):
+        at = Instant(0, int((pod.now + minutes * 60) * 1e9))
+        assert abs(pod.quotas.room(pod.quotas._leases["acme"].tokens, at.mono_ns) - room) <= 2
+    pod.quotas.settle(found, Usage(input_tokens=100), at)
+    assert pod.quotas._leases["acme"].tokens.left == 0  # the whole is full again
+
+
+def test_slots_are_as_fresh_as_the_answer_that_told_of_them(server: RedisServer) -> None:
+    """An answer for other tenants doesn't renew them: theirs may have run out in Redis meanwhile."""
+    aged(server)
+    pod, limits = Pod(server, "a"), Limits(concurrency=6)
+    for _ in range(3):
+        pod.ask(limits, keep=True)
+        pod.turn()
+    pod.quotas.pods = 3
+    pod.now += 6.0  # its own were not asked for, for so long
+    pod.quotas.answered(3, int(pod.now * 1e9))
+    assert pod.ask(limits) is not None  # its part of three is two, and three still run
+
+
 def test_posture_refuse_ends_with_the_last_lease(server: RedisServer) -> None:
     aged(server)
     pod = Pod(server, "a", Posture.REFUSE)
@@ -349,7 +425,8 @@ def test_a_pod_that_slept_has_lost_its_slots(server: RedisServer) -> None:
     for _ in range(3):
         pod.ask(limits, keep=True)
         pod.turn()
-    pod.quotas.answered(3, time.monotonic_ns() - 60_000_000_000)  # it was stopped for a minute: others have them now
+    pod.quotas.pods = 3
+    pod.quotas._leases["acme"].answered_ns = time.monotonic_ns() - 60_000_000_000  # stopped for a minute
     assert pod.ask(limits, keep=True) is not None  # its part of three is two, and three still run
     pod.turn()
     pod.turn()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from sidecar.core.model import Demand, Denial, Instant, Limits, RequestRate
+from sidecar.core.model import Demand, Denial, Instant, Limits, RequestRate, Usage
 from sidecar.quotas.leases import PODS, Access, LeaseKeeper, Posture
 from sidecar.quotas.shared import SharedQuotas
 
@@ -50,7 +50,7 @@ def test_an_honest_one() -> None:
         lambda answer: answer[:-1],
         lambda answer: [*answer, 1],
         lambda answer: [answer[0], *[10**12, 0] * (len(answer) // 2)],
-        lambda answer: [answer[0], *[-1, 0] * (len(answer) // 2)],
+        lambda answer: [answer[0], *[-2, 0] * (len(answer) // 2)],
         lambda answer: [answer[0], *[0, -1] * (len(answer) // 2)],
         lambda answer: [0, *answer[1:]],
         lambda answer: [-(10**9), *answer[1:]],
@@ -74,3 +74,23 @@ def test_a_lying_one_counts_as_away_and_gives_nothing(lie: Answer) -> None:
 
 def test_where_redis_is_does_not_show_its_password() -> None:
     assert "hunter2" not in repr(Access("redis://:hunter2@redis.example"))
+
+
+def test_a_round_looks_only_at_tenants_that_something_happened_to_or_whose_time_has_come() -> None:
+    """With its lease back after 20 idle rounds, as if it had been looked at in each of them."""
+    pod, looks = Pod(lambda answer: answer), list[tuple[int, str]]()
+    look = pod.quotas._tenants_wants
+    pod.quotas._tenants_wants = lambda tenant, leases: (looks.append((turn, tenant)), look(tenant, leases))[1]  # type: ignore[method-assign]
+    limits = Limits(requests=RequestRate(100, 20))
+    for number in range(3):
+        pod.quotas.reserve(f"t{number}", "chat", limits, Demand(), Instant(0, 0), enforce=False)
+    for turn in range(60):
+        if turn == 30:
+            at = Instant(0, turn * 50_000_000)
+            found = pod.quotas.reserve("t0", "chat", limits, Demand(), at, enforce=True)
+            assert not isinstance(found, Denial)
+            pod.quotas.settle(found, Usage(), at)
+        pod.keeper.round(turn * 0.05, 0.05)
+    assert [turn for turn, tenant in looks if tenant == "t1"] == [0, 4, 20, 40]  # one still runs, so it is kept
+    assert [turn for turn, tenant in looks if tenant == "t0"] == [0, 4, 20, 30, 34, 40, 50]  # 40 was put in for before
+    assert [pod.quotas._leases[f"t{number}"].requests.left for number in range(3)] == [0, 0, 0]

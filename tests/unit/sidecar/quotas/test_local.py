@@ -414,6 +414,14 @@ def test_an_estimate_ends_no_call_but_what_was_used_at_the_very_least_does() -> 
     assert refused(reserve(quotas, limits, Demand(tokens=101 - cut[0]))).retry_after is not None
 
 
+def test_what_is_left_before_the_first_call_is_all_and_keeps_nothing_of_the_unlimited() -> None:
+    quotas, at = LocalQuotas(), Instant(0, 0)
+    (left,) = quotas.left_of("acme", Limits(requests=RequestRate(2, 5)), at)
+    assert (left.quota, left.left, left.full_s) == (5, 5, 0)
+    assert quotas.left_of("birch", Limits(concurrency=3), at) == ()
+    assert quotas.tenants() == ("acme",)
+
+
 def test_what_is_left_is_exactly_what_can_still_be_taken() -> None:
     """Invariant: ``left`` more requests pass, one more does not, and after ``full_s`` all is there."""
     quotas, limits = LocalQuotas(), Limits(requests=RequestRate(2, 7), tokens_per_minute=600)
