@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 from tritonclient.grpc import service_pb2 as kserve
 
-from benchmarks.processes import cpu_us, family_cpu_us, running
+from benchmarks.processes import cpu_us, ended_cpu_us, running
 from benchmarks.routes import WIRES, warden
 from benchmarks.setup import STREAM
 from sidecar.cli.demo.stack import BUNDLE, Options, Parts, Stack
@@ -147,7 +147,7 @@ async def _run(address: str, engine: Engine, stack: Stack | None, greedy: int, s
     dice = random.Random(1)  # the same lengths in every run
     pid = None if stack is None or stack.process is None else stack.process.pid
     engines = running("tritonserver")
-    before = (0.0 if pid is None else cpu_us(pid), 0.0 if engines is None else family_cpu_us(engines))
+    before = (0.0 if pid is None else cpu_us(pid), 0.0 if engines is None else ended_cpu_us(engines))
     async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         crowd = [
             asyncio.create_task(
@@ -179,7 +179,7 @@ async def _run(address: str, engine: Engine, stack: Stack | None, greedy: int, s
         "answers": len(waits),
         "refused": seen.refused,
         "cpu_percent": 0.0 if pid is None else (cpu_us(pid) - before[0]) / 1e4 / took,
-        "engine_cpu_percent": 0.0 if engines is None else (family_cpu_us(engines) - before[1]) / 1e4 / took,
+        "engine_cpu_percent": 0.0 if engines is None else (ended_cpu_us(engines) - before[1]) / 1e4 / took,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -29,16 +30,26 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def family_cpu_us(pid: int) -> float:
-    """Of a process and of all that descend from it."""
-    return cpu_us(pid) + sum(family_cpu_us(each) for each in children(pid))
-
-
 def ended_cpu_us(pid: int) -> float:
-    """Of a process and of all that descend or descended from it: a server's, whose processes come and go."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    own = sum(map(int, fields[11:15])) * _TICK_US  # cutime and cstime too: proc(5), 16 and 17
-    return own + sum(ended_cpu_us(each) for each in children(pid))
+    """Of a process and of all that descend or descended from it: a server's, whose processes come and go.
+
+    By one look at the whole of /proc: ``children`` may leave some out while others end (proc(5)), which once made a
+    later sum the smaller one.
+    """
+    ticks: dict[int, int] = {}
+    below: dict[int, list[int]] = {}
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended; its parent's own fields have it now
+                fields = (each / "stat").read_text().rpartition(")")[2].split()
+                ticks[int(each.name)] = sum(map(int, fields[11:15]))  # with cutime and cstime: proc(5), 14 to 17
+                below.setdefault(int(fields[1]), []).append(int(each.name))
+    total, family = 0, [pid]
+    while family:
+        each_pid = family.pop()
+        total += ticks.get(each_pid, 0)
+        family += below.get(each_pid, [])
+    return total * _TICK_US
 
 
 def running(program: str) -> int | None:

@@ -64,6 +64,11 @@ class LoadedPolicy:
         key = found.keys.get(key_name) if found.keys else None
         return limits, narrower(limits, model), None if key is None else key.limits_at(at)
 
+    def limits_of(self, tenant: str, at: float) -> Limits | None:
+        """The tenant's own; None: the bundle has no such tenant."""
+        found = self._bundle.tenants.get(tenant)
+        return None if found is None else found.limits_at(at)
+
     def serves(self, tenant: str) -> bool:
         """By its status; its dates are looked at with each call."""
         found = self._bundle.tenants.get(tenant)

@@ -75,6 +75,17 @@ class Governor(Deciding):
         found = self._ports.identity.identify(credential, at.wall)
         return found if isinstance(found, Denial) and found.reason in WITHDRAWN else None
 
+    def standing(self, credential: Credential | Denial, at: Instant) -> tuple[Allowance, ...]:
+        """What its tenant has left of its own limits of time before any call, for a stream's beginning to tell."""
+        if isinstance(credential, Denial):
+            return ()
+        who = self._ports.identity.identify(credential, at.wall)
+        limits = None if isinstance(who, Denial) else self._ports.policies.current().limits_of(who.tenant, at.wall)
+        if isinstance(who, Denial) or limits is None:
+            return ()
+        with self._lock:
+            return self._ports.quotas.left_of(who.tenant, limits, at)
+
     # --- the beginning ---------------------------------------------------------------------------------------------
 
     def open(self, call: Call, at: Instant) -> Recorded | Refused:

@@ -62,6 +62,10 @@ class Policy(Protocol):
         """Whether the tenant is known and active: any call of another is refused whatever its message says."""
         ...
 
+    def limits_of(self, tenant: str, at: float) -> Limits | None:
+        """The tenant's own at that moment (seconds since the epoch); None: the bundle has no such tenant."""
+        ...
+
     def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:
         """Tenant status → model allow-list → Cedar → residency, in that order."""
         ...
@@ -138,6 +142,10 @@ class Quotas(Protocol):
 
     def left(self, reservation: Reservation, at: Instant) -> tuple[Allowance, ...]:
         """What its tenant has left of its own limits of time, for whoever tells the caller."""
+        ...
+
+    def left_of(self, tenant: str, limits: Limits, at: Instant) -> tuple[Allowance, ...]:
+        """As ``left``, of a tenant that may hold nothing yet."""
         ...
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:

@@ -96,10 +96,14 @@ def _reserve(call: PastCall, terms: Terms, quotas: LocalQuotas, then: Instant) -
 
 
 def _until(call: PastCall, profile: ModelProfile, at: Instant) -> int:
-    """Until when (mono) Triton may be working on it; the crash was no later than now."""
+    """Until when (mono) Triton may be working on it; the crash was no later than now.
+
+    No longer than its model ever goes on: a clock that was set back meanwhile would say hours.
+    """
     if call.ended_ns is None:
         return at.mono_ns + profile.stops_ns
-    return at.mono_ns + call.holds_until_ns - at.wall_ns if call.holds_until_ns else 0
+    left_ns = call.holds_until_ns - at.wall_ns if call.holds_until_ns else 0
+    return at.mono_ns + min(left_ns, profile.stops_ns) if left_ns > 0 else 0
 
 
 def _usage(call: PastCall) -> Usage:

@@ -182,7 +182,7 @@ class AsgiWire:
     async def _stream(self, context: RpcContext, body: Body, reply: Reply, held: Held) -> render.Status:
         relay = StreamRelay(self._services, context, self._upstream, reply.data, held, framed=True)
         with self._live.track(context.credential, relay.end_with, relay.idle) as live:
-            await reply.start()
+            await reply.start(render.rate_headers(unary.begins(self._services, context)))
             await reply.data(b"")  # pyvoy keeps headers back until the first data, which may be long in coming
             try:
                 return await relay.run(body.messages())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from sidecar.core.model import Denial, MalformedRequest
@@ -118,9 +118,9 @@ class Reply:
         except OSError as fault:  # pyvoy's ClientDisconnectedError is one
             raise ClientGone from fault
 
-    async def start(self) -> None:
+    async def start(self, more: Sequence[tuple[bytes, bytes]] = ()) -> None:
         self._started = True
-        headers = [*_HEADERS, (b"x-warden-call-id", self._call_id.encode())]
+        headers = [*_HEADERS, (b"x-warden-call-id", self._call_id.encode()), *more]
         await self._event({"type": "http.response.start", "status": 200, "headers": headers, "trailers": True})
 
     async def data(self, data: bytes) -> None:

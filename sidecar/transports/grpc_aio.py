@@ -108,7 +108,7 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
             answer = unary.Answer(None, render.status(CRASHED, rpc.id))
         if answer.message is not None:
             if answer.status.limits is not None:
-                context.set_trailing_metadata(_limits(answer.status))
+                context.set_trailing_metadata(_fields(answer.status.limits))
             return answer.message
         await _abort(context, answer.status)
         raise AssertionError("abort returned")
@@ -168,7 +168,7 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
     async def _stream(self, method: Method, context: Context) -> None:
         rpc = self._context(method, context)
         try:
-            await _begin(context, rpc)
+            await _begin(context, rpc, _fields(unary.begins(self._services, rpc)) if governed(method) else ())
             status = await self._serve_stream(rpc, context)
         except ClientGone:
             return
@@ -220,9 +220,9 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                     return render.status(live.ending, rpc.id)
 
 
-async def _begin(context: Context, rpc: RpcContext) -> None:
+async def _begin(context: Context, rpc: RpcContext, more: tuple[tuple[str, str], ...] = ()) -> None:
     try:
-        await context.send_initial_metadata((("x-warden-call-id", rpc.id),))
+        await context.send_initial_metadata((("x-warden-call-id", rpc.id), *more))
     except _GONE as fault:
         raise ClientGone from fault
 
@@ -253,12 +253,12 @@ async def _abort(context: Context, status: render.Status) -> None:
         details.append(("grpc-status-details-bin", status.details))
     if status.regions is not None:
         details.append((render.REGIONS_HEADER, status.regions))
-    details += _limits(status)
+    details += _fields(status.limits)
     await context.abort(_CODES[int(status.code)], status.message, tuple(details))
 
 
-def _limits(status: render.Status) -> tuple[tuple[str, str], ...]:
-    return () if status.limits is None else (("ratelimit-policy", status.limits[0]), ("ratelimit", status.limits[1]))
+def _fields(limits: render.RateFields | None) -> tuple[tuple[str, str], ...]:
+    return () if limits is None else (("ratelimit-policy", limits[0]), ("ratelimit", limits[1]))
 
 
 def _peer(peer: str) -> str:

@@ -38,6 +38,11 @@ def refuse(services: Services, context: RpcContext) -> render.Status | None:
     return render.status(exchange.failed(CRASHED), context.id)
 
 
+def begins(services: Services, context: RpcContext) -> render.RateFields | None:
+    """What a stream's beginning tells of what its tenant has left: its own end may be hours away."""
+    return render.ok(services.governor.standing(context.credential, services.now())).limits
+
+
 def reject(services: Services, context: RpcContext, denial: Denial) -> render.Status:
     """Refuse, and record the refusal of, an RPC whose message could not be read from the wire."""
     refused = services.governor.reject(context.call(b""), denial, services.now())

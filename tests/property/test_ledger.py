@@ -122,6 +122,14 @@ def _holds(call: PastCall, at: Instant) -> bool:
     return call.holds_until_ns > at.wall_ns
 
 
+def test_a_clock_that_was_set_back_holds_nothing_longer_than_its_model_goes_on() -> None:
+    ended = PastCall("c-1", 1, "acme", "", "m", WALL, 0, (900, 0, 0), ended_ns=WALL + 1)
+    call, untils = replace(ended, holds_until_ns=WALL + 2 * SECOND), list[int]()
+    at = Instant(WALL - 3600 * SECOND, 7 * SECOND)
+    rebuild([call], terms, LocalQuotas(), lambda *held: untils.append(held[3]), at, rates=True)
+    assert untils == [at.mono_ns + PROFILE.stops_ns]
+
+
 def test_where_pods_share_the_limits_of_time_only_what_still_runs_is_booked() -> None:
     ended = PastCall("c-1", 1, "acme", "", "m", WALL, 0, (900, 0, 0), ended_ns=WALL + 1, tokens=900)
     running, after = replace(ended, call_id="c-2", ended_ns=None, tokens=0), LocalQuotas()

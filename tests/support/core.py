@@ -127,6 +127,9 @@ class FakePorts:
     def serves(self, tenant: str) -> bool:
         return tenant not in self.unserved
 
+    def limits_of(self, tenant: str, at: float) -> Limits | None:
+        return None if tenant in self.unserved else Limits()
+
     def store(self, principal: Principal, call: Call) -> str:
         return self.stores.get(principal.tenant, "")
 
@@ -192,6 +195,9 @@ class FakePorts:
         return self.spent
 
     def left(self, reservation: Reservation, at: Instant) -> tuple[Allowance, ...]:
+        return self.allowances
+
+    def left_of(self, tenant: str, limits: Limits, at: Instant) -> tuple[Allowance, ...]:
         return self.allowances
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:

@@ -332,7 +332,13 @@ def _with_id(message: bytes, request_id: str) -> bytes:
 
 
 def test_what_is_left_is_told_with_an_answer_and_with_a_refusal(sidecar: Sidecar, bare: Bare) -> None:
-    """draft-ietf-httpapi-ratelimit-headers, in the trailers; nothing where the tenant has no limit of time."""
+    """draft-ietf-httpapi-ratelimit-headers, in the trailers, or a stream's headers; nothing where there is no limit."""
+    with sidecar.bare() as other:
+        stream = other.stream([], sidecar.headers("twenty-at-once")).answer()
+        assert stream.initial["ratelimit-policy"] == '"requests";q=20;w=200'
+        assert stream.initial["ratelimit"] == '"requests";r=20;t=0'
+        assert "ratelimit" not in other.stream([], sidecar.headers("acme")).answer().initial
+        assert "ratelimit" not in other.stream([], {"authorization": "Bearer nobody"}).answer().initial
     answer = bare.unary(echo(), sidecar.headers("twenty-at-once"))
     assert answer.trailing["ratelimit-policy"] == '"requests";q=20;w=200'
     assert re.fullmatch('"requests";r=19;t=([1-9]|10)', answer.trailing["ratelimit"])

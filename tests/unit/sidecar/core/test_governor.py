@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from sidecar.core.governor import Mode, Output, Recorded, Refused
 from sidecar.core.model import (
     Admission,
+    Allowance,
     Demand,
     Denial,
     Limits,
@@ -20,6 +21,7 @@ from sidecar.core.model import (
     Outcome,
     OutcomeKind,
     Principal,
+    Quantity,
     Reservation,
     ResponseFacts,
     Usage,
@@ -645,3 +647,13 @@ def test_a_call_is_on_its_tenants_account_and_the_unknown_share_one() -> None:
     assert observing().governor.tenant(Denial(Reason.CREDENTIAL_MISSING), AT) == "(observed)"
     unknown = observing(denials={"identify": Denial(Reason.KEY_UNKNOWN)})
     assert unknown.governor.tenant(a_call().credential, AT) == "(observed)"
+
+
+def test_what_is_left_before_any_call_is_told_to_those_whose_tenant_is_known() -> None:
+    left = (Allowance(Quantity.REQUESTS, 20, 10, 20, 0),)
+    asked = a_call().credential
+    assert Stage(FakePorts(allowances=left)).governor.standing(asked, AT) == left
+    assert Stage(FakePorts(allowances=left, unserved=frozenset({"acme"}))).governor.standing(asked, AT) == ()
+    assert Stage(FakePorts(allowances=left)).governor.standing(Denial(Reason.CREDENTIAL_MISSING), AT) == ()
+    denied = FakePorts(allowances=left, denials={"identify": Denial(Reason.KEY_UNKNOWN)})
+    assert Stage(denied).governor.standing(asked, AT) == ()
