@@ -21,7 +21,10 @@ def read_engine(data: bytes) -> KvProfile | str:
 
 def read_checkpoint(data: bytes, kv: KvDoc) -> KvProfile | str:
     """The same from a Hugging Face ``config.json``, run as ``kv`` says."""
-    found = inspect(data, dtype=kv.dtype, tokens_per_block=kv.tokens_per_block, tensor_parallel=kv.tensor_parallel)
+    found = inspect(
+        data, dtype=kv.dtype, tokens_per_block=kv.tokens_per_block, tensor_parallel=kv.tensor_parallel,
+        batched_tokens=kv.batched_tokens,
+    )  # fmt: skip
     if isinstance(found, str):
         return f"not a checkpoint's config.json: {found}"
     if found.kind != HF:

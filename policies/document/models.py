@@ -20,7 +20,8 @@ class KvDoc(Doc):
     """What a token takes in the KV cache: stated, or read from a TensorRT-LLM engine's or a checkpoint's config.json.
 
     A checkpoint doesn't know how its server runs it: ``dtype`` (its own), ``tensor_parallel`` (1) and
-    ``tokens_per_block`` (vLLM's 16) say so where it is otherwise.
+    ``tokens_per_block`` (vLLM's 16) say so where it is otherwise. ``batched_tokens`` (vLLM's max_num_batched_tokens):
+    one whose layers all keep to a window is charged for no more than that keeps; unstated, for all.
     """
 
     engine_config: str | None = None  # engines/….json
@@ -29,6 +30,7 @@ class KvDoc(Doc):
     tokens_per_block: Count | None = None
     dtype: Literal["float32", "float16", "bfloat16", "fp8", "int8", "nvfp4", "fp8_ds_mla"] | None = None
     tensor_parallel: Annotated[Count, Field(le=1024)] | None = None
+    batched_tokens: Annotated[Count, Field(le=2**20)] | None = None
 
     @model_validator(mode="after")
     def _one_way(self) -> KvDoc:
@@ -37,8 +39,9 @@ class KvDoc(Doc):
             raise ValueError("write one of engine_config, checkpoint, or bytes_per_token and tokens_per_block")
         if self.engine_config is not None and self.tokens_per_block is not None:
             raise ValueError("the engine states its tokens_per_block itself")
-        if self.checkpoint is None and (self.dtype is not None or self.tensor_parallel is not None):
-            raise ValueError("dtype and tensor_parallel are for a checkpoint")
+        how = (self.dtype, self.tensor_parallel, self.batched_tokens)
+        if self.checkpoint is None and any(each is not None for each in how):
+            raise ValueError("dtype, tensor_parallel and batched_tokens are for a checkpoint")
         return self
 
     @property

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from sidecar.cli.common import Exit, emit, fail
-from sidecar.core.geometry import Found, inspect
+from sidecar.core.geometry import HF_QUANT, Found, inspect
 from sidecar.runtime.digests import VERSION, Unreadable, digest_directory
 
 app = typer.Typer(no_args_is_help=True, help="What models take of the GPU, and which weights they are.")
@@ -25,11 +25,28 @@ def inspect_command(
     dtype: Annotated[str | None, typer.Option(help="The KV cache's type, where the server is told another.")] = None,
     tokens_per_block: Annotated[int | None, typer.Option(min=1, max=4096, help="Of a checkpoint; vLLM: 16.")] = None,
     tensor_parallel: Annotated[int | None, typer.Option(min=1, max=1024, help="Of a checkpoint: its GPUs.")] = None,
+    batched_tokens: Annotated[
+        int | None, typer.Option(min=1, max=2**20, help="Of a checkpoint with a window: vLLM's max_num_batched_tokens.")
+    ] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")] = False,
 ) -> None:
     """Read a TensorRT-LLM engine's or a Hugging Face config.json and print its KV bytes per token."""
     file = path / "config.json" if path.is_dir() else path
+    quantised = file.with_name(HF_QUANT)
+    found = inspect(
+        _read(file), dtype=dtype, tokens_per_block=tokens_per_block, tensor_parallel=tensor_parallel,
+        batched_tokens=batched_tokens, quantised=_read(quantised) if path.is_dir() and quantised.exists() else None,
+    )  # fmt: skip
+    if isinstance(found, str):
+        fail(Exit.USAGE, f"{file}: {found}")
+    if as_json:
+        emit(_json(found))
+    else:
+        sys.stdout.write("\n".join(_lines(found)) + "\n")
+
+
+def _read(file: Path) -> bytes:
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_BYTES + 1)
@@ -37,13 +54,7 @@ def inspect_command(
         fail(Exit.USAGE, f"{file}: {fault.strerror}")
     if len(data) > MAX_BYTES:
         fail(Exit.USAGE, f"{file}: is larger than {MAX_BYTES} bytes, so no config.json")
-    found = inspect(data, dtype=dtype, tokens_per_block=tokens_per_block, tensor_parallel=tensor_parallel)
-    if isinstance(found, str):
-        fail(Exit.USAGE, f"{file}: {found}")
-    if as_json:
-        emit(_json(found))
-    else:
-        sys.stdout.write("\n".join(_lines(found)) + "\n")
+    return data
 
 
 @app.command("digest")
@@ -106,9 +117,8 @@ def _lines(found: Found) -> list[str]:
     for tokens in _SHOWN:
         blocks = -(-tokens // found.tokens_per_block)
         lines.append(f"{tokens:,} tokens: {blocks:,} blocks = {blocks * found.bytes_per_block:,} bytes")
+    stated = f"bytes_per_token: {found.bytes_per_token}, tokens_per_block: {found.tokens_per_block}"
     if found.window is not None:
         lines.append(f"of one sequence at most {found.window:,} tokens are kept, and a block more")
-    lines.append(
-        f"in models.yaml: kv: {{bytes_per_token: {found.bytes_per_token}, tokens_per_block: {found.tokens_per_block}}}"
-    )
-    return lines
+        stated = "checkpoint: engines/NAME.json, with the options as given here"  # numbers alone would keep no window
+    return [*lines, f"in models.yaml: kv: {{{stated}}}"]

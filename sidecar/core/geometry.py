@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sidecar.core.kv import MLA_FP8_BYTES, KvDtype, KvGeometry
 
-__all__ = ["ENGINE", "HF", "Found", "Step", "inspect"]
+__all__ = ["ENGINE", "HF", "HF_QUANT", "Found", "Step", "inspect"]
 
 ENGINE: Final = "TensorRT-LLM engine"
 OLD_ENGINE: Final = "TensorRT-LLM engine, before 0.7"
 HF: Final = "Hugging Face checkpoint"
+HF_QUANT: Final = "hf_quant_config.json"
 VLLM_BLOCK: Final = 16  # tokens; vLLM's default on GPUs
 _LARGEST: Final = 2**31
 
@@ -62,11 +63,13 @@ class _Wrong(Exception):  # noqa: N818 — the file's fault, told as a text
 
 
 def inspect(  # noqa: PLR0911 — each kind of file, and each that is none
-    data: bytes, *, dtype: str | None = None, tokens_per_block: int | None = None, tensor_parallel: int | None = None
-) -> Found | str:
+    data: bytes, *, dtype: str | None = None, tokens_per_block: int | None = None, tensor_parallel: int | None = None,
+    batched_tokens: int | None = None, quantised: bytes | None = None,
+) -> Found | str:  # fmt: skip
     """Read either kind of ``config.json``; a text says what is missing or wrong, and where.
 
-    The three options state what a Hugging Face configuration can't know: how the server will run it.
+    The first four options state what a Hugging Face configuration can't know: how the server will run it.
+    ``batched_tokens`` is vLLM's max_num_batched_tokens. ``quantised``: the ``hf_quant_config.json`` beside it.
     """
     try:
         config = json.loads(data)
@@ -74,8 +77,10 @@ def inspect(  # noqa: PLR0911 — each kind of file, and each that is none
         return f"is not JSON: {fault}"
     if not isinstance(config, dict):
         return "is not a JSON object"
-    options = _Options(dtype, tokens_per_block, tensor_parallel)
+    options = _Options(dtype, tokens_per_block, tensor_parallel, batched_tokens, None)
     try:
+        if dtype is None and quantised is not None:
+            options = replace(options, cache=_quantised_cache(quantised))
         if "pretrained_config" in config:
             return _engine(config)
         if "builder_config" in config:
@@ -92,6 +97,18 @@ class _Options:
     dtype: str | None
     tokens_per_block: int | None
     tensor_parallel: int | None
+    batched_tokens: int | None
+    cache: str | None  # what a quantised checkpoint says its KV cache is kept in
+
+
+def _quantised_cache(data: bytes) -> str | None:
+    """None: its cache is not quantised."""
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError) as fault:
+        raise _Wrong(f"{HF_QUANT} is not JSON: {fault}") from None
+    section = _Section(HF_QUANT, config, []).inner("quantization")
+    return section.text("kv_cache_quant_algo")
 
 
 class _Section:
@@ -200,6 +217,8 @@ def _checkpoint(config: Mapping[str, Any], options: _Options) -> Found:
     outer = _Section("", config, steps)
     if options.dtype is not None:
         dtype = model.dtype("", options.dtype, "as stated:")
+    elif options.cache is not None:
+        dtype = model.dtype("", options.cache, f"{HF_QUANT} quantization.kv_cache_quant_algo")
     else:
         holder = next((each for each in (model, outer) if each.has("torch_dtype") or each.has("dtype")), None)
         if holder is None:
@@ -216,11 +235,14 @@ def _checkpoint(config: Mapping[str, Any], options: _Options) -> Found:
         if model.has("max_position_embeddings") or model.has("n_positions")
         else None
     )
-    return Found(HF, geometry, block, _window(model, geometry.layers, steps), longest, tuple(steps))
+    return Found(HF, geometry, block, _window(model, geometry.layers, options, steps), longest, tuple(steps))
 
 
-def _window(model: _Section, layers: int, steps: list[Step]) -> int | None:
-    """Only where every layer keeps to the window is the cache bounded by it; one full layer keeps all."""
+def _window(model: _Section, layers: int, options: _Options, steps: list[Step]) -> int | None:
+    """Only where every layer keeps to the window is the cache bounded by it; one full layer keeps all.
+
+    vLLM keeps window - 1 + max_num_batched_tokens while it reads a prompt (SlidingWindowSpec.max_memory_usage_bytes).
+    """
     if not model.has("sliding_window") or model.raw("use_sliding_window") is False:
         return None
     kinds = model.raw("layer_types")
@@ -228,7 +250,13 @@ def _window(model: _Section, layers: int, steps: list[Step]) -> int | None:
         full = sum(kind != "sliding_attention" for kind in kinds)
         steps.append(Step("window", "none", f"{full} of {layers} layers attend to everything, so all is charged"))
         return None
-    return model.whole("window", "sliding_window")
+    window = model.whole("window", "sliding_window")
+    if options.batched_tokens is None:
+        why = "while a prompt is read as many more are kept as are batched: not stated, so all is charged"
+        steps.append(Step("batched tokens", "none", why))
+        return None
+    steps.append(Step("batched tokens", options.batched_tokens, "as stated"))
+    return window - 1 + options.batched_tokens
 
 
 def _geometry(

@@ -39,6 +39,20 @@ def test_json(tmp_path: Path) -> None:
     assert {"what": "bytes an element", "value": "1", "source": "as stated: fp8"} in told["steps"]
 
 
+def test_a_directory_is_read_with_the_quantisation_beside_its_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(checkpoint(LLAMA_70B, sliding_window=4096))
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"kv_cache_quant_algo": "FP8"}}')
+    code, out, _ = run(str(tmp_path))
+    assert code == 0
+    assert "kv: {bytes_per_token: 163840, tokens_per_block: 16}" in out
+    assert "so all is charged" in out
+    code, out, _ = run(str(tmp_path), "--batched-tokens", "2048")
+    assert "at most 6,143 tokens are kept, and a block more" in out
+    assert "kv: {checkpoint: engines/NAME.json, with the options as given here}" in out
+    (tmp_path / "hf_quant_config.json").write_bytes(b" " * (4 * 2**20 + 1))
+    assert run(str(tmp_path))[0] == 2
+
+
 def test_what_cannot_be_read_is_wrong_use(tmp_path: Path) -> None:
     file = tmp_path / "c.json"
     code, _, said = run(str(file))

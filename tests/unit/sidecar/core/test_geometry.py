@@ -107,13 +107,36 @@ def test_checkpoints(data: bytes, options: dict[str, Any], total: int) -> None:
 
 
 def test_a_window_bounds_the_cache_only_where_every_layer_keeps_to_it() -> None:
-    assert read(checkpoint(LLAMA_8B, sliding_window=4096)).window == 4096
+    def read(data: bytes) -> Found:
+        found = inspect(data, batched_tokens=2048)
+        assert isinstance(found, Found)
+        return found
+
+    kept = 4096 - 1 + 2048  # vLLM: while a prompt is read
+    assert read(checkpoint(LLAMA_8B, sliding_window=4096)).window == kept
+    unstated = inspect(checkpoint(LLAMA_8B, sliding_window=4096))
+    assert isinstance(unstated, Found)
+    assert unstated.window is None
     assert read(checkpoint(LLAMA_8B, sliding_window=None)).window is None
     assert read(checkpoint(LLAMA_8B, sliding_window=4096, use_sliding_window=False)).window is None
     mixed = checkpoint(LLAMA_8B, sliding_window=4096, layer_types=["sliding_attention", "full_attention"])
     assert read(mixed).window is None
     alike = checkpoint(LLAMA_8B, sliding_window=4096, layer_types=["sliding_attention"] * 32)
-    assert read(alike).window == 4096
+    assert read(alike).window == kept
+
+
+def test_a_quantised_checkpoint_says_what_its_cache_is_kept_in() -> None:
+    def quantised(algorithm: str | None, **options: Any) -> int | str:
+        beside = json.dumps({"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": algorithm}}).encode()
+        found = inspect(checkpoint(LLAMA_8B), quantised=beside, **options)
+        return found if isinstance(found, str) else found.bytes_per_token
+
+    assert quantised("FP8") == 65_536
+    assert quantised("NVFP4") == 36_864
+    assert quantised(None) == 131_072
+    assert quantised("FP8", dtype="bfloat16") == 131_072  # the server is told otherwise
+    assert "hf_quant_config.json quantization.kv_cache_quant_algo: 'INT3'" in str(quantised("INT3"))
+    assert "hf_quant_config.json is not JSON" in str(inspect(checkpoint(LLAMA_8B), quantised=b"{"))
 
 
 def test_every_number_of_the_arithmetic_is_a_line_with_its_source() -> None:
