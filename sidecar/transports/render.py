@@ -55,8 +55,14 @@ OK: Final = Status(0)
 
 def text(denial: Denial) -> str:
     """``[REASON] text; retry in 1.5s``: what a stock client shows its user."""
-    retry = "" if denial.retry_after is None else f"; retry in {max(0.001, denial.retry_after):.3g}s"
+    retry = "" if denial.retry_after is None else f"; retry in {_seconds(denial.retry_after)}s"
     return f"[{denial.reason}] {denial.public}{retry}"
+
+
+def _seconds(wait: float) -> str:
+    """Plain digits, up to the next millisecond: who waits as long as the text says passes, as by RetryInfo."""
+    ms = max(1, ceil(round(wait * 1000, 6)))
+    return f"{ms // 1000}.{ms % 1000:03}".rstrip("0").rstrip(".")
 
 
 def status(denial: Denial, call_id: str) -> Status:

@@ -83,9 +83,19 @@ def test_every_reason_is_told_with_its_own_code_and_nothing_internal(reason: Rea
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0, "0.001s"), (0.0004, "0.001s"), (1.5, "1.5s"), (12.3456, "12.3s"), (90.0, "90s")]
+    ("seconds", "text"),
+    [
+        (0.0, "0.001s"),
+        (0.0004, "0.001s"),
+        (0.439, "0.439s"),
+        (1.5, "1.5s"),
+        (12.3451, "12.346s"),
+        (90.0, "90s"),
+        (100.0, "100s"),
+        (3599.28, "3599.28s"),
+    ],
 )
-def test_a_retry_is_told_in_seconds_and_never_as_none(seconds: float, text: str) -> None:
+def test_a_retry_is_told_in_plain_digits_never_too_early_and_never_as_none(seconds: float, text: str) -> None:
     assert render.text(Denial(Reason.CONCURRENCY, retry_after=seconds)).endswith(f"; retry in {text}")
 
 
