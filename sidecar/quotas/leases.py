@@ -353,7 +353,7 @@ class LeaseKeeper:
         arguments = [self._pod, str(POD_TTL_MS)]
         for want in wants:
             slots = want.kind is Quantity.CONCURRENCY
-            keys.append(f"{self._prefix}:{want.kind.value}:{want.tenant}")
+            keys.append(f"{self._prefix}:{want.kind.value}:{want.whom}")
             arguments += ["c" if slots else "t", str(want.capacity), repr(want.per_second / 1000)]
             arguments += [str(want.units), str(want.owed), str(want.returns), str(want.shared)]
         try:

@@ -41,6 +41,17 @@ _STEP: Final = 32  # tokens a stream that outgrows what was expected takes at a 
 _NOTHING: Final = Ask()
 
 K = TypeVar("K")
+TENANT: Final = "tenant:"  # how an account's subject begins
+
+
+def of_model(tenant: str, model: str) -> str:
+    """Whose the further limits of a tenant's model are."""
+    return f"{tenant} model:{model}"
+
+
+def of_key(tenant: str, key: str) -> str:
+    """Whose a key's own limits are."""
+    return f"{tenant} key:{key}"
 
 
 class _Meter(msgspec.Struct, kw_only=True):
@@ -151,30 +162,30 @@ class LocalQuotas:
     ) -> tuple[Account, ...]:  # fmt: skip
         own = self._tenants.get(tenant)
         if own is None or own.limits is not limits:
-            own = self._account(self._tenants, tenant, self._tenants_account, tenant, limits, now)
+            own = self._account(self._tenants, tenant, self._new_account, tenant, limits, now)
         if model_limits is None and key_limits is None:
             return (own,)
         found = [own]
         if model_limits is not None:
-            subject = f"tenant:{tenant} model:{model}"
-            found.append(self._account(self._models, (tenant, model), Account, subject, model_limits, now))
+            whom = of_model(tenant, model)
+            found.append(self._account(self._models, (tenant, model), self._new_account, whom, model_limits, now))
         if key_limits is not None and key:
-            subject = f"tenant:{tenant} key:{key}"
-            found.append(self._account(self._keys, (tenant, key), Account, subject, key_limits, now))
+            whom = of_key(tenant, key)
+            found.append(self._account(self._keys, (tenant, key), self._new_account, whom, key_limits, now))
         return tuple(found)
 
-    def _tenants_account(self, tenant: str) -> Account:
-        """A new one."""
-        return Account(f"tenant:{tenant}")
+    def _new_account(self, whom: str) -> Account:
+        """Of a tenant, by its name, or of its model or key (``of_model``, ``of_key``)."""
+        return Account(f"{TENANT}{whom}")
 
     @staticmethod
     def _account(
-        states: OrderedDict[K, Account], name: K, make: Callable[[str], Account], subject: str, limits: Limits, now: int
+        states: OrderedDict[K, Account], name: K, make: Callable[[str], Account], whom: str, limits: Limits, now: int
     ) -> Account:
         state = states.get(name)
         if state is None:
             _forget(states, now)
-            state = states[name] = make(subject)
+            state = states[name] = make(whom)
         if state.limits is not limits:
             state.configure(limits, now)
         return state

@@ -1,4 +1,4 @@
-"""A tenant's requests, tokens and slots shared by many pods: each pod holds leases and admits from them in memory.
+"""Requests, tokens and slots shared by many pods, of tenants, their models and keys: leases, spent in memory.
 
 What a lease holds was taken from the whole before it was handed out, so all pods together are never above the limit by
 more than the leases they hold: for each pod what it may spend in two rounds, and one advance (``advance``). Memory is
@@ -18,7 +18,7 @@ from sidecar.core.reasons import Reason
 from sidecar.quotas.account import Account
 from sidecar.quotas.agenda import Agenda
 from sidecar.quotas.lease import Lease, LeasedBudget, LeasedRate
-from sidecar.quotas.local import LocalQuotas
+from sidecar.quotas.local import TENANT, Held, LocalQuotas, of_key, of_model
 from sidecar.quotas.wants import IDLE_ROUNDS, Want, top_up, want_of
 
 __all__ = ["LEASE_NS", "Lease", "SharedQuotas", "Want"]
@@ -36,7 +36,7 @@ _COUNTS_AS_MISSED: Final = {
 
 @dataclass(slots=True)
 class _Leases:
-    """One tenant's, with the account that spends them."""
+    """One account's: a tenant's, its model's or its key's."""
 
     account: Account
     requests: Lease
@@ -60,7 +60,7 @@ class _Leases:
 
 
 class SharedQuotas(LocalQuotas):
-    """``ports.Quotas`` whose tenants' requests, tokens and concurrency come from leases.
+    """``ports.Quotas`` whose requests, tokens and concurrency come from leases, whosever they are.
 
     ``fair``: once they are spent while Redis is away it goes on with this pod's part of each limit. ``pods``: how many
     share, until Redis has said; None: a pod that Redis never answered has no part, for nobody knows how large it is.
@@ -69,7 +69,7 @@ class SharedQuotas(LocalQuotas):
     def __init__(self, *, round_s: float, fair: bool = True, pods: int | None = None) -> None:
         super().__init__()
         self._guard = threading.RLock()  # admissions take from leases, the round's thread puts into them
-        self._leases: dict[str, _Leases] = {}  # of tenants that hold any or ask for some
+        self._leases: dict[str, _Leases] = {}  # of those that hold any or ask for some, by whom they are for
         self._agenda = Agenda()  # a round looks at few of them: at 100,000 all of them took it 140 ms
         self._sharing: dict[str, None] = {}  # of those that go on by fair share, who has not all of its part
         self.round_s = round_s
@@ -90,7 +90,12 @@ class SharedQuotas(LocalQuotas):
     ) -> Reservation | Denial:  # fmt: skip
         """As ``LocalQuotas``: all or none, the tenant's limits from its leases."""
         with self._guard:
-            self._slotted(tenant, limits, at.mono_ns)
+            now, keys = at.mono_ns, key_limits or limits.per_key
+            self._slotted(tenant, self._tenants.get(tenant), limits, now)
+            if model_limits is not None:
+                self._slotted(of_model(tenant, model), self._models.get((tenant, model)), model_limits, now)
+            if keys is not None and key:
+                self._slotted(of_key(tenant, key), self._keys.get((tenant, key)), keys, now)
             found = super().reserve(
                 tenant,
                 model,
@@ -105,12 +110,12 @@ class SharedQuotas(LocalQuotas):
             )
             short = found if isinstance(found, Denial) else found.over
             if short is not None:
-                self._missed(tenant, short, demand)
+                self._missed(dict(short.metadata).get("quota_subject", "").removeprefix(TENANT), short, demand)
             return found
 
     def grow(self, reservation: Reservation, tokens: int, at: Instant, *, exact: bool, least: int = 0) -> Denial | None:
         with self._guard:
-            self._touch(reservation.tenant)
+            self._touched(reservation)
             self.growing = True
             try:
                 return super().grow(reservation, tokens, at, exact=exact, least=least)
@@ -123,47 +128,51 @@ class SharedQuotas(LocalQuotas):
 
     def settle(self, reservation: Reservation, usage: Usage, at: Instant, *, running: bool = False) -> int:
         with self._guard:
-            self._touch(reservation.tenant)
+            self._touched(reservation)
             return super().settle(reservation, usage, at, running=running)
 
     def release(self, reservation: Reservation, at: Instant) -> None:
         with self._guard:
-            self._touch(reservation.tenant)
+            self._touched(reservation)
             super().release(reservation, at)
 
-    def _tenants_account(self, tenant: str) -> Account:
+    def _new_account(self, whom: str) -> Account:
         rate, budget = LeasedRate(self), LeasedBudget(self)
-        account = Account(f"tenant:{tenant}", rate=rate, budget=budget)
-        known, new = self._leases.get(tenant), _Leases(account, rate.lease, budget.lease)
+        account = Account(f"{TENANT}{whom}", rate=rate, budget=budget)
+        known, new = self._leases.get(whom), _Leases(account, rate.lease, budget.lease)
         if known is not None:  # its account was forgotten because nothing ran; what Redis told of its slots still holds
             new.slots, new.scarce, new.answered_ns = known.slots, known.scarce, known.answered_ns
             account.slots = known.slots if known.slots or known.scarce else None
-        self._leases[tenant] = new
-        self._touch(tenant)
+        self._leases[whom] = new
+        self._touch(whom)
         return account
 
-    def _touch(self, tenant: str) -> None:
+    def _touched(self, reservation: Reservation) -> None:
+        assert isinstance(reservation, Held), "a reservation of other quotas"
+        for each in reservation.taken:
+            self._touch(each.account.subject.removeprefix(TENANT))
+
+    def _touch(self, whom: str) -> None:
         """Something happened to its leases: the next round looks at them."""
-        leases = self._leases.get(tenant)
+        leases = self._leases.get(whom)
         if leases is None:
             return
         if self.away or self.returning:
-            self._sharing[tenant] = None
+            self._sharing[whom] = None
         if not leases.touched:
             leases.touched = True
-            self._agenda.soon(tenant)
+            self._agenda.soon(whom)
 
-    def _slotted(self, tenant: str, limits: Limits, now_ns: int) -> None:
-        """How many calls of the tenant may run here now; its leases are looked after from now on."""
-        account = self._tenants.get(tenant)
+    def _slotted(self, whom: str, account: Account | None, limits: Limits, now_ns: int) -> None:
+        """How many of its calls may run here now; its leases are looked after from now on."""
         if account is None:
             return  # its first call: one slot in advance, as for the other quantities
-        leases = self._leases.get(tenant)
+        leases = self._leases.get(whom)
         if leases is None:
             assert isinstance(account.rate, LeasedRate)
             assert isinstance(account.budget, LeasedBudget)
-            leases = self._leases[tenant] = _Leases(account, account.rate.lease, account.budget.lease)
-        self._touch(tenant)
+            leases = self._leases[whom] = _Leases(account, account.rate.lease, account.budget.lease)
+        self._touch(whom)
         most = limits.concurrency
         if most is not None:
             leases.asked = True
@@ -175,8 +184,8 @@ class SharedQuotas(LocalQuotas):
             return min(most, max(1, most // self.pods)) if self._fair and self._knows else 0
         return min(most, leases.slots if leases.slots or leases.scarce else 1)
 
-    def _missed(self, tenant: str, short: Denial, demand: Demand) -> None:
-        leases = self._leases.get(tenant)
+    def _missed(self, whom: str, short: Denial, demand: Demand) -> None:
+        leases = self._leases.get(whom)
         if leases is None:
             return
         match _COUNTS_AS_MISSED.get(short.reason):
@@ -265,19 +274,19 @@ class SharedQuotas(LocalQuotas):
     def granted(self, want: Want, units: int, full_s: float) -> None:
         """``full_s``: until the whole is full again, without what was just granted. After ``answered``."""
         with self._guard:
-            leases = self._leases.get(want.tenant)
+            leases = self._leases.get(want.whom)
             if leases is None:
                 return
             if want.kind is Quantity.CONCURRENCY:
                 leases.slots, leases.scarce, leases.answered_ns = units, units < want.units, self._answered_ns
                 if leases.scarce:
-                    self._touch(want.tenant)
+                    self._touch(want.whom)
                 return
             lease = leases.requests if want.kind is Quantity.REQUESTS else leases.tokens
             lease.left += units
             lease.dry = units < want.units
             if lease.dry:
-                self._touch(want.tenant)
+                self._touch(want.whom)
             lease.told = 0
             lease.full_ns = (self._answered_ns or 0) + ceil(full_s * 1e9)
 
@@ -285,8 +294,8 @@ class SharedQuotas(LocalQuotas):
         """The key of this one holds no lease: whatever there was of it counts as spent, until it does."""
         self.unanswered([want])
         with self._guard:
-            self._touch(want.tenant)
-            leases = self._leases.get(want.tenant)
+            self._touch(want.whom)
+            leases = self._leases.get(want.whom)
             if leases is None:
                 return
             if want.kind is Quantity.CONCURRENCY:
@@ -309,8 +318,8 @@ class SharedQuotas(LocalQuotas):
         """Redis did not say: what was asked for and given back may have been taken there, so it counts as spent."""
         with self._guard:
             for want in wants:
-                self._touch(want.tenant)
-                leases = self._leases.get(want.tenant)
+                self._touch(want.whom)
+                leases = self._leases.get(want.whom)
                 if leases is not None and want.kind is not Quantity.CONCURRENCY:
                     lease = leases.requests if want.kind is Quantity.REQUESTS else leases.tokens
                     lease.owed += want.owed

@@ -21,7 +21,7 @@ class Want:
     Of slots ``units`` is all that is wanted, ``owed`` what is in use, ``shared`` what it went by until now.
     """
 
-    tenant: str
+    whom: str  # a tenant, or its model or key (``local.of_model``, ``of_key``)
     kind: Quantity
     capacity: int
     per_second: float

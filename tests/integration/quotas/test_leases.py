@@ -255,6 +255,41 @@ def test_slots_are_as_fresh_as_the_answer_that_told_of_them(server: RedisServer)
     assert pod.ask(limits) is not None  # its part of three is two, and three still run
 
 
+@pytest.mark.parametrize("whose", ["model", "key"])
+def test_limits_of_a_model_and_of_a_key_are_shared_as_the_tenants_own(server: RedisServer, whose: str) -> None:
+    """Not once a pod: together no more than the whole, and what is out as leases."""
+    aged(server)
+    narrow = Limits(requests=RequestRate(1, 20), concurrency=6)
+    wide = Limits(requests=RequestRate(1000, 1000))
+    pods, admitted, held = [Pod(server, name) for name in "abc"], 0, []
+
+    def ask(pod: Pod) -> Reservation | Denial:
+        return pod.quotas.reserve(
+            "acme", "chat", wide, Demand(), Instant(0, int(pod.now * 1e9)), enforce=True, key="ci",
+            model_limits=narrow if whose == "model" else None, key_limits=narrow if whose == "key" else None,
+        )  # fmt: skip
+
+    for _ in range(20):
+        for pod in pods:
+            found = ask(pod)
+            if isinstance(found, Reservation):
+                admitted += 1
+                held.append((pod, found))
+            pod.turn()
+    assert 5 <= len(held) <= 6 + 3  # one in advance for each pod
+    assert sum(pod.quotas._leases[f"acme {whose}:{'chat' if whose == 'model' else 'ci'}"].slots for pod in pods) <= 6
+    for pod, found in held:
+        pod.quotas.settle(found, Usage(), Instant(0, int(pod.now * 1e9)))
+    for _ in range(40):
+        for pod in pods:
+            found = ask(pod)
+            if isinstance(found, Reservation):
+                admitted += 1
+                pod.quotas.settle(found, Usage(), Instant(0, int(pod.now * 1e9)))
+            pod.turn()
+    assert 15 <= admitted <= 20 + 2 + 3  # the burst, what comes back meanwhile, one in advance for each pod
+
+
 def test_posture_refuse_ends_with_the_last_lease(server: RedisServer) -> None:
     aged(server)
     pod = Pod(server, "a", Posture.REFUSE)
