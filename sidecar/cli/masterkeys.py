@@ -54,7 +54,7 @@ def status(
 def wrap(
     config: ConfigOption = DEFAULT_CONFIG, jurisdiction: JurisdictionOption = None, *, as_json: JsonOption = False
 ) -> None:
-    """Wrap under `audit.keys.aws.key` what lies unwrapped, or wrapped under another key, in the keys' directory.
+    """Wrap under the key of `audit.keys.aws` or `gcp` what lies unwrapped, or wrapped under another, in the directory.
 
     Once after a key was configured, or another one in its place: until then both are asked. It can be broken off.
     """
@@ -62,7 +62,7 @@ def wrap(
     with database(config, jurisdiction, application="warden-audit") as opened:
         keys = key_store(opened.settings)
         if not isinstance(keys, FileKeys) or keys.cover is None:
-            fail(Exit.USAGE, f"{config}: audit.keys.aws is not configured: there is nothing to wrap under")
+            fail(Exit.USAGE, f"{config}: neither audit.keys.aws nor gcp is configured: there is nothing to wrap under")
         with store.transaction(opened.engine) as connection:
             tenants = lostkeys.tenants_of(connection)
         for tenant in tenants:

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from audit.awskms import AwsKey
 from audit.copying import CopyTo
 from audit.files import OsFiles
 from audit.journal import Bounds as JournalBounds
@@ -126,11 +125,11 @@ def _key_problems(settings: Settings, regions: Mapping[str, str]) -> list[str]:
     """Keys of a cloud where the bundle says that the region is another's. One that it doesn't name is as stated."""
     problems = []
     for jurisdiction in settings.audit.jurisdictions:
-        aws = settings.audit.of(jurisdiction).keys.aws
-        region = "" if aws is None else AwsKey(aws.key).region
+        keys = settings.audit.of(jurisdiction).keys
+        region = "" if keys.cloud is None else keys.cloud.region
         if regions.get(region, jurisdiction) != jurisdiction:
             words = f"{region} lies in {regions[region]}, says bundle.yaml, but what it wraps seals records of"
-            problems.append(f"audit.keys.aws.key: {words} {jurisdiction}")
+            problems.append(f"audit.keys.{keys.cloud_name}.key: {words} {jurisdiction}")
     return problems
 
 

@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from audit.awskms import ARN
+from audit.awskms import ARN, AwsKey
+from audit.gcpkms import NAME, GcpKey
 from policies.document import Name
 from policies.units import parse_duration
 
-__all__ = ["AwsSection", "MasterKeysSection", "VaultSection", "https_url"]
+__all__ = ["AwsSection", "GcpSection", "MasterKeysSection", "VaultSection", "https_url"]
 
 
 class _Section(BaseModel):
@@ -65,21 +66,57 @@ class AwsSection(_Section):
     endpoint: Annotated[str, AfterValidator(https_url)] | None = None  # of the VPC; left out: Amazon's own
     ca_file: Path | None = None
 
+    @property
+    def region(self) -> str:
+        return AwsKey(self.key).region
+
+
+def _resource(value: str) -> str:
+    match = NAME.fullmatch(value)
+    if match is None:
+        raise ValueError(f"{value!r} is no projects/P/locations/L/keyRings/R/cryptoKeys/K")
+    if match[2] == "global":
+        raise ValueError(f"{value!r} lies in global, which is no place: its material may be in any jurisdiction")
+    return value
+
+
+class GcpSection(_Section):
+    """One symmetric key (ENCRYPT_DECRYPT) of Google Cloud KMS; as ``AwsSection``."""
+
+    key: Annotated[str, AfterValidator(_resource)]
+    jurisdiction: Name
+    endpoint: Annotated[str, AfterValidator(_server)] | None = None  # left out: Google's own
+
+    @property
+    def region(self) -> str:
+        return GcpKey(self.key).region
+
 
 class MasterKeysSection(_Section):
     """Where the tenants' master keys are, which stored content is sealed under: a directory that all sidecars and
     officers of the jurisdiction share, and that no database backup holds. Without it, ``tenant-keys`` beside
     ``database.key_file``. With ``vault`` the keys are there, and the directory only holds what is wrapped under them;
-    with ``aws`` they are in the directory, wrapped.
+    with ``aws`` or ``gcp`` they are in the directory, wrapped.
     """
 
     directory: Path | None = None
     vault: VaultSection | None = None
     aws: AwsSection | None = None
+    gcp: GcpSection | None = None
     backups: Annotated[float, BeforeValidator(parse_duration), Field(ge=0)] = 0.0  # how long copies of it are kept
 
     @model_validator(mode="after")
     def _one_keeper(self) -> Self:
-        if self.vault is not None and self.aws is not None:
-            raise ValueError("write either vault or aws: who keeps the master keys")
+        if sum(each is not None for each in (self.vault, self.aws, self.gcp)) > 1:
+            raise ValueError("write one of vault, aws and gcp: who keeps the master keys")
         return self
+
+    @property
+    def cloud(self) -> AwsSection | GcpSection | None:
+        """Whose KMS wraps them."""
+        return self.aws or self.gcp
+
+    @property
+    def cloud_name(self) -> str:
+        """As it is written."""
+        return "gcp" if self.aws is None else "aws"

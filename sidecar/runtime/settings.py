@@ -334,9 +334,10 @@ class AuditSection(_Section):
                 other = taken.setdefault((what, *parts), name)
                 if other != name:
                     raise ValueError(f"databases.{name}: {what} {parts[0]} is that of {other}; each needs its own")
-            aws = self.of(name).keys.aws
-            if aws is not None and aws.jurisdiction != name:
-                raise ValueError(f"keys.aws.jurisdiction: {aws.jurisdiction}, but it is for records of {name}")
+            keys = self.of(name).keys
+            if keys.cloud is not None and keys.cloud.jurisdiction != name:
+                words = f"{keys.cloud.jurisdiction}, but it is for records of {name}"
+                raise ValueError(f"keys.{keys.cloud_name}.jurisdiction: {words}")
         return self
 
 
@@ -353,8 +354,8 @@ def _own_parts(section: AuditSection) -> dict[str, tuple[str, ...]]:
         found["sidecar_dsn_file"] = (str(database.sidecar_dsn_file),)
     if keys.vault is not None:
         found["keys.vault"] = (keys.vault.prefix, keys.vault.address, keys.vault.mount)
-    if keys.aws is not None:
-        found["keys.aws"] = (keys.aws.key,)
+    if keys.cloud is not None:
+        found[f"keys.{keys.cloud_name}"] = (keys.cloud.key,)
     if anchor is not None and anchor.file is not None:
         found["anchor.file"] = (str(anchor.file),)
     if anchor is not None and anchor.objects is not None:

@@ -20,17 +20,18 @@ import pytest
 
 from audit.journal import Bounds, Journal
 from audit.record import Admitted, Entry, Output, encode
-from audit.seal import load_root_key
+from audit.rootkeys import NewRootKey, RootKeys, new_root_key
 from audit.segments import Origin, segments_in
 from sidecar.cli.demo.otlp import start_otlp
-from sidecar.core.model import Secret
+from sidecar.runtime.rootkeys import root_keys, sealed_in
+from sidecar.runtime.settings import load
 from tests.support.postgres import query
 from tests.support.store import ROOT, completed, facts, refused, settled, ship_for_real, wait_until
 
 SMALL = Bounds(segment_bytes=64 * 1024)
 
 
-def write_config(directory: Path, dsn: str, *, jurisdiction: str = "EU", otlp: str = "") -> Path:
+def write_config(directory: Path, dsn: str, *, jurisdiction: str = "EU", otlp: str = "", journal: str = "") -> Path:
     key = directory / "journal.key"
     if not key.exists():
         key.write_bytes(ROOT)
@@ -42,7 +43,7 @@ sidecar: {{name: pod-1, region: eu-west-1}}
 policy: {{bundle: bundle}}
 identity: {{}}
 audit:
-  journal: {{directory: journal, key_file: journal.key}}
+  journal: {{directory: journal, key_file: journal.key{journal}}}
   database: {{dsn: "{dsn}", jurisdiction: {jurisdiction}}}
 {otlp}
 """
@@ -52,8 +53,8 @@ audit:
 
 @contextmanager
 def opened(directory: Path, bounds: Bounds = SMALL) -> Iterator[Journal]:
-    root = load_root_key(directory / "journal.key")
-    assert isinstance(root, Secret)
+    root = root_keys(load(directory / "warden.yaml").audit.journal)
+    assert isinstance(root, RootKeys)
     journal = Journal.open(
         directory / "journal",
         root,
@@ -128,6 +129,36 @@ def test_records_reach_postgres_and_spans_the_collector(dsn: str, tmp_path: Path
         collector.stop()
     told = shown(tmp_path)
     assert (told["rows"], told["position"], told["lag_records"], told["database_up"]) == (3, 3, 0, True)
+
+
+def test_a_new_root_key_needs_no_restart_and_one_that_is_missing_is_waited_for_and_nothing_is_skipped(
+    dsn: str, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, dsn, journal=", keys_directory: roots")
+    tiny, roots = Bounds(segment_bytes=4096), tmp_path / "roots"
+    with opened(tmp_path, tiny) as journal:
+        with shipping(config) as process:
+            write(journal, completed())
+            wait_until(lambda: count(dsn) == 1)
+            old = new_root_key(roots, secrets.token_bytes)
+            assert isinstance(old, NewRootKey)
+            for _ in range(20):
+                write(journal, completed())
+            wait_until(lambda: count(dsn) == 21)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        for _ in range(2):
+            for _ in range(20):
+                write(journal, completed())
+            assert isinstance(new_root_key(roots, secrets.token_bytes), NewRootKey)
+        assert len({each.root for each in sealed_in(tmp_path / "journal")}) == 3
+        old.path.rename(tmp_path / "aside")
+        with shipping(config):
+            wait_until(lambda: f"root key {old.identity.hex()}" in str(shown(tmp_path).get("last_error")))
+            assert count(dsn) == 21
+            (tmp_path / "aside").rename(old.path)
+            wait_until(lambda: count(dsn) == 61)
+    assert query(dsn, "SELECT 1 FROM warden.audit_events WHERE kind = 'journal_gap'") == []
 
 
 def test_segments_are_followed_across_rotation_and_told_shipped(dsn: str, tmp_path: Path) -> None:

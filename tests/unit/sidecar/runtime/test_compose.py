@@ -84,6 +84,11 @@ def changed(directory: Path, section: str, **values: Any) -> dict[str, Any]:
             {"keys": {"aws": {"key": "arn:aws:kms:us-east-1:123456789012:key/1", "jurisdiction": "EU"}}},
             r"audit\.keys\.aws\.key: us-east-1 lies in US, says bundle\.yaml, .* records of EU",
         ),
+        (
+            "audit",
+            {"keys": {"gcp": {"key": "projects/p/locations/us-east-1/keyRings/r/cryptoKeys/k", "jurisdiction": "EU"}}},
+            r"audit\.keys\.gcp\.key: us-east-1 lies in US, says bundle\.yaml, .* records of EU",
+        ),
         ("policy", {"bundle": "absent"}, "absent"),
         ("audit", {"journal__key_file": "absent.key"}, "audit.journal.key_file"),
         (

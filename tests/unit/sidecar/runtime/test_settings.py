@@ -207,11 +207,41 @@ def test_a_kms_key_is_one_key_in_one_region_of_the_databases_jurisdiction(
     assert aws.ca_file in {None, tmp_path / "ca.pem"}
 
 
+CLOUD_KEY = "projects/p-1/locations/europe-west3/keyRings/warden/cryptoKeys/tenants"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ""),
+        ({"endpoint": "https://cloudkms.internal:8443"}, ""),
+        ({"key": CLOUD_KEY.replace("europe-west3", "europe")}, ""),  # several regions of one place, as it is stated
+        ({"key": CLOUD_KEY.replace("europe-west3", "global")}, "lies in global, which is no place"),
+        ({"key": CLOUD_KEY + "/cryptoKeyVersions/1"}, "is no projects/P/locations/L/keyRings/R/cryptoKeys/K"),
+        ({"jurisdiction": "US"}, r"keys\.gcp\.jurisdiction: US, but it is for records of EU"),
+        ({"endpoint": "http://cloudkms.internal"}, "is no https://HOST"),
+    ],
+)
+def test_a_key_of_google_lies_in_one_place_of_the_databases_jurisdiction(
+    tmp_path: Path, changes: dict[str, str], told: str
+) -> None:
+    audit = document(tmp_path)["audit"]
+    audit["keys"] = {"gcp": {"key": CLOUD_KEY, "jurisdiction": "EU"} | changes}
+    path = write(tmp_path, audit=audit)
+    if told:
+        with pytest.raises(SettingsError, match=told):
+            load(path)
+        return
+    keys = load(path).audit.keys
+    assert keys.cloud is not None
+    assert (keys.cloud_name, keys.cloud.region) == ("gcp", keys.cloud.key.split("/")[3])
+
+
 def test_master_keys_have_one_keeper_and_no_two_jurisdictions_share_a_kms_key(tmp_path: Path) -> None:
     audit = document(tmp_path)["audit"]
     aws = {"key": KMS_KEY, "jurisdiction": "EU"}
     vault = {"address": "https://vault.internal", "token_file": "token"}
-    with pytest.raises(SettingsError, match="either vault or aws"):
+    with pytest.raises(SettingsError, match="one of vault, aws and gcp"):
         load(write(tmp_path, audit=audit | {"keys": {"aws": aws, "vault": vault}}))
     further = {
         "dsn": "postgresql://us/w",
