@@ -58,6 +58,7 @@ class Appending:
         self._random, self._wall_ns, self._files = random, wall_ns, files
         self._lock = threading.Lock()
         self._segment: LiveSegment | None = None
+        self._begun_ns = 0  # when it was (wall clock)
         self._next = recovery.next_sequence
         self._commit = GroupCommit(directory, files, self._lock, synced=self._next - 1)
         self._open: dict[str, int] = {call.call_id: call.sequence for call in recovery.open_calls}
@@ -224,7 +225,7 @@ class Appending:
                 first=self._next,
                 open_from=self._open_from(),
             )
-            self._segment = begin(self._files, path, head, opened)
+            self._segment, self._begun_ns = begin(self._files, path, head, opened), self._wall_ns()
         except OSError as cause:
             return self._refuse(path, cause)
         self._headroom -= len(head)

@@ -134,6 +134,7 @@ class Found:
             "sidecar": c["sidecar"],
             "position": c["position"],
             "principal_kind": c["principal_kind"] or None,  # how it was authenticated
+            "actor": c["actor"] or None,  # who had the token made (its `act`)
             "alias": c["alias"] or None,  # what the caller called the model
             "routed_version": c["routed_version"] or None,  # that the sidecar picked, and why
             "route": c["route"] or None,

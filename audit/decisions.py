@@ -12,11 +12,12 @@ from audit import store
 from audit.opening import Opener, Unsealed
 from audit.rows import officer_row
 from audit.search import Asker
-from audit.tables import audit_calls, bundles
+from audit.tables import audit_calls, audit_events, bundles, journal_cursors
 
-__all__ = ["bundle_content", "content_of", "decision_of", "decisions_since"]
+__all__ = ["bundle_content", "content_of", "decision_of", "decisions_since", "in_force"]
 
 PAGE: Final = 1000  # rows fetched at once
+BUNDLES: Final = 8  # in force at once: one roll-out, and another, under way
 STATEMENT_MS: Final = 60_000
 _COLUMNS: Final = [
     audit_calls.c[name]
@@ -104,6 +105,19 @@ def _opened(connection: sa.Connection, rows: list[dict[str, Any]], opener: Opene
         row["peer"] = "" if identity is None else identity.peer
         row["principal"] = row["principal"] or ("" if identity is None else identity.principal)
     return rows
+
+
+def in_force(connection: sa.Connection, since: datetime) -> list[bytes]:
+    """What each sidecar loaded last that was heard of since then and has not ended; at most BUNDLES, the newest."""
+    c, j = audit_events.c, journal_cursors.c
+    at_work = sa.select(j.log).where(j.updated_at >= since, j.closed_at.is_(None))
+    rank = sa.func.row_number().over(partition_by=c.log, order_by=c.at.desc()).label("rank")
+    loads = sa.select(c.at, c.detail["digest"].as_string().label("digest"), rank)
+    last = loads.where(c.kind == "bundle_loaded", c.log.in_(at_work)).subquery()
+    by_age = sa.func.max(last.c.at).desc()
+    newest = sa.select(last.c.digest).where(last.c.rank == 1).group_by(last.c.digest).order_by(by_age).limit(BUNDLES)
+    found = connection.scalars(sa.select(bundles.c.content).where(bundles.c.digest.in_(newest)))
+    return [bytes(content) for content in found]
 
 
 def bundle_content(engine: sa.Engine, digest: str) -> bytes | None:

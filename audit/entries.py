@@ -162,6 +162,7 @@ def call_facts(
         audit.searchable,
         (demand.tokens, demand.kv_bytes, demand.tensor_bytes),
         store,
+        principal.actor,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import psycopg
 import sqlalchemy as sa
 
-from audit import store, storing, upkeep
+from audit import remains, store, storing, upkeep
 from audit.fleet import Fleet
 from audit.logbook import ForkError
 from audit.ship_parts import Bounds, Parts, Status
@@ -94,7 +94,7 @@ class Heads:
         closing = [book.log, *self._parts.closes()] if ends else []
         try:
             with store.transaction(self._parts.engine, deadline_s=self._bounds.transaction) as connection:
-                self._look_after(connection, at)
+                self._look_after(connection, at, ends=stopping)
                 note = fleet.turn(connection, self._parts.now(), closing)
                 for log in closing:
                     storing.heard(connection, log, closed=True)
@@ -113,10 +113,12 @@ class Heads:
         except (sa.exc.SQLAlchemyError, psycopg.Error, store.MismatchError, OSError) as fault:
             self._trouble(fault)
 
-    def _look_after(self, connection: sa.Connection, at: float) -> None:
-        """Whether what must be done day by day is done, by whoever does it."""
-        if at - self._looked_at >= _LOOK:
-            self.status.upkeep = upkeep.look(connection, self._parts.now())
+    def _look_after(self, connection: sa.Connection, at: float, *, ends: bool) -> None:
+        """Whether what must be done day by day is done, by whoever does it; and what this journal can still tell."""
+        if ends or at - self._looked_at >= _LOOK:
+            parts, now = self._parts, self._parts.now()
+            self.status.upkeep = upkeep.look(connection, now)
+            remains.tell(connection, parts.book.log, parts.keeps(now))
             self._looked_at = at
 
     def _take_outside(self, fleet: Fleet, note: str, *, last: bool) -> None:

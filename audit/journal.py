@@ -352,9 +352,19 @@ class Journal(Appending):
             return leaving
 
     def look(self) -> None:
-        """Read back, and release what may go."""
+        """Read back, close a segment that is old enough, and release what may go."""
         if self.probe() is None and self._fault is None:
+            self._turn_over()
             self.release()
+
+    def _turn_over(self) -> None:
+        """Nothing leaves while it is written to, and where few call it would take months to fill."""
+        with self._lock:
+            segment = self._segment
+            if segment is None or not segment.index or self._fault is not None:
+                return
+            if abs(self._wall_ns() - self._begun_ns) >= self._bounds.segment_s * 1e9:  # a clock may be set back
+                self._rotate()
 
     # --- what its threads ask ---------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ __all__ = [
     "SYNC_PERIOD_S",
     "Bounds",
     "State",
+    "segment_seconds",
 ]
 
 SYNC_PERIOD_S: Final = 0.1  # mode batch: the most that a power cut can take
@@ -50,3 +51,13 @@ class Bounds:
     warn_at: float = 0.5
     shed_at: float = 0.8
     tenant_share: float = 0.5
+
+    @property
+    def segment_s(self) -> float:
+        """Seconds after which a segment is written no more: what a quiet one began with is to go in its time too."""
+        return segment_seconds(self.keep_s)
+
+
+def segment_seconds(keep_s: float) -> float:
+    """``Bounds.segment_s`` of such a ``keep_s``."""
+    return max(60.0, keep_s / 8)

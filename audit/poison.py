@@ -22,12 +22,12 @@ class PoisonKeeper:
     """One file a record, named by its place in the journal, so that keeping it twice changes nothing."""
 
     def __init__(self, directory: Path, sealer: ContentSealer) -> None:
-        self._directory = directory
+        self.directory = directory
         self._sealer = sealer
 
     def keep(self, journal: str, sequence: int, payload: bytes, error: str) -> Path:
         """``payload`` is whatever there is of the record; durable when this returns."""
-        path = self._directory / f"{_UNSAFE.sub('_', journal)}-{sequence:020d}.json"
+        path = self.directory / f"{_UNSAFE.sub('_', journal)}-{sequence:020d}.json"
         sealed = self._sealer.seal([payload], tenant="", day=_DAY, call_id=f"{journal}:{sequence}", column="poison")
         told = {"journal": journal, "sequence": sequence, "error": error[:500]}
         write_whole(path, json.dumps({**told, "sealed": base64.b64encode(sealed).decode()}).encode())

@@ -97,6 +97,7 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     searchable: bool = False  # whether its words may be indexed
     reserved: tuple[int, int, int] = (0, 0, 0)  # tokens, KV-cache bytes, tensor bytes
     store: str = ""  # the jurisdiction whose database keeps it; "": that of the journal's segment, here as below
+    actor: str = ""  # who had the credential made, as it says itself (a token's `act`)
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted", gc=False):

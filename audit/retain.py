@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from typing import Any, Final
@@ -11,19 +12,27 @@ import psycopg
 import sqlalchemy as sa
 
 from audit import erasing, store, upkeep
+from audit.drops import DROPPED, KEPT, RETENTION, believed, signed_detail
 from audit.erasing import Officer
-from audit.evidence import covered
+from audit.evidence import Head, covered, read_head
 from audit.fleet import FLEET
 from audit.opening import Opener
 from audit.rows import officer_row
 from audit.storing import lock_keys
 from audit.tables import audit_calls, audit_checkpoints, audit_events, data_keys, fleet_entries
+from audit.tlog import Signer, Verifier
+from audit.undone import redo
 
-__all__ = ["DROPPED", "Retained", "retain"]
+__all__ = ["BusyError", "Retained", "retain"]
 
-DROPPED: Final = "partition_dropped"
 RANGES: Final = 10_000  # of positions that one record of a drop may list; a day with more stays
 _STATEMENT_MS: Final = 300_000
+_Ranges = dict[str, list[list[int]]]  # by log, [first, last] of its positions
+SignerOf = Callable[[str], Signer]
+
+
+class BusyError(Exception):
+    """Another run is at work."""
 
 
 @dataclass(slots=True)
@@ -32,6 +41,7 @@ class Retained:
 
     keys: int = 0  # destroyed because their time was over
     erasures_done: list[str] = field(default_factory=list)
+    erasures_again: list[str] = field(default_factory=list)  # that a restored database had forgotten
     recorded: list[str] = field(default_factory=list)  # days whose drop is on record now, and that go in a later run
     dropped: list[str] = field(default_factory=list)  # days whose partition is gone
     held: list[str] = field(default_factory=list)  # tenants of whom a hold kept something
@@ -41,27 +51,55 @@ class Retained:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def retain(engine: sa.Engine, opener: Opener, officer: Officer, *, copies: timedelta) -> Retained:
+@dataclass(slots=True)
+class _Run:
+    """What the steps of one run need. ``signer_of``: the jurisdiction's key of a log's name."""
+
+    opener: Opener
+    officer: Officer
+    signer_of: SignerOf
+    done: Retained = field(default_factory=Retained)
+
+
+def retain(
+    engine: sa.Engine, opener: Opener, officer: Officer, *, copies: timedelta, signer_of: Callable[[str], Signer]
+) -> Retained:
     """One run; each step is its own transaction, and one that broke off is done again by the next run.
 
     ``copies``: how long copies outside the database live; a tenant's old master key is destroyed after that.
-    Raises KeyFaultError, SQLAlchemy's errors, and MismatchError for a login that may not drop days.
+    ``signer_of``: the key of a log's name (``audit.logbook.log_signer``).
+    Raises KeyFaultError, SQLAlchemy's errors, BusyError where another run is at work, and MismatchError for a login
+    that may not drop days.
     """
-    done = Retained()
-    with _transaction(engine) as connection:
-        _as_owner(connection)
-    with _transaction(engine) as connection:
-        done.erasures_done = [each.id for each in erasing.finish(connection, opener.provider, officer)]
-    with _transaction(engine) as connection:
-        _retire(connection, opener, officer, copies)
-    for tenant in _expired_tenants(engine, officer.at.date()):
+    run = _Run(opener, officer, signer_of)
+    with _alone(engine):
         with _transaction(engine) as connection:
-            _end_keys(connection, opener, officer, tenant, done)
-    _drop_recorded(engine, done)
-    with _transaction(engine) as connection:
-        _record_drops(connection, opener, officer, done)
-        upkeep.note_retained(connection, officer.at)
-    return done
+            _as_owner(connection)
+        with _transaction(engine) as connection:
+            signed = _signed_size(connection, signer_of(FLEET).verifier)
+            run.done.erasures_again = redo(connection, opener, officer, copies, signed)
+        with _transaction(engine) as connection:
+            run.done.erasures_done = [each.id for each in erasing.finish(connection, opener.provider, officer)]
+        with _transaction(engine) as connection:
+            _retire(connection, opener, officer, copies)
+        for tenant in _expired_tenants(engine, officer.at.date()):
+            with _transaction(engine) as connection:
+                _end_keys(connection, opener, officer, tenant, run.done)
+        _drop_recorded(engine, run)
+        with _transaction(engine) as connection:
+            _record_drops(connection, run)
+            upkeep.note_retained(connection, officer.at)
+    return run.done
+
+
+@contextmanager
+def _alone(engine: sa.Engine) -> Iterator[None]:
+    """Two runs at once would put days on record twice, and one would drop what the other is looking at."""
+    with engine.connect() as connection, connection.begin():
+        connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
+        if not connection.scalar(sa.text("SELECT pg_try_advisory_xact_lock(hashtextextended('warden.retain', 0))")):
+            raise BusyError("another run of `warden audit retain` is at work")
+        yield
 
 
 def _as_owner(connection: sa.Connection) -> None:
@@ -81,11 +119,8 @@ def _transaction(engine: sa.Engine) -> Any:
 
 def _retire(connection: sa.Connection, opener: Opener, officer: Officer, copies: timedelta) -> None:
     """Old master keys that only copies older than ``copies`` need."""
-    c = data_keys.c
-    last = sa.select(c.tenant, sa.func.max(c.destroyed_at)).group_by(c.tenant)
-    for tenant, at in connection.execute(last.where(c.destroyed_at.is_not(None))).all():
-        if at + copies <= officer.at and len(opener.provider.versions(tenant)) > 1:
-            erasing.retire(connection, opener.provider, tenant)
+    for tenant, below in sorted(erasing.outlived(connection, copies, officer.at).items()):
+        erasing.retire(connection, opener.provider, tenant, below)
 
 
 def _over(today: date) -> sa.ColumnElement[bool]:
@@ -112,8 +147,8 @@ def _end_keys(connection: sa.Connection, opener: Opener, officer: Officer, tenan
     if not found - kept:
         return
     event = next(officer.event_ids)
-    erasing.destroy_keys(connection, opener.provider, tenant=tenant, ids=found - kept, at=officer.at, by=event)
-    told = {"tenant": tenant, "keys": len(found - kept), "held": len(kept & found)}
+    new = erasing.destroy_keys(connection, opener.provider, tenant=tenant, ids=found - kept, at=officer.at, by=event)
+    told = {"tenant": tenant, "keys": len(found - kept), "held": len(kept & found), "renewed": new}
     store.record_event(connection, officer_row(event, officer.at, "retention", officer.actor, officer.reason, told))
     done.keys += len(found - kept)
 
@@ -121,42 +156,59 @@ def _end_keys(connection: sa.Connection, opener: Opener, officer: Officer, tenan
 # --- partitions ---------------------------------------------------------------------------------------------------
 
 
-def _record_drops(connection: sa.Connection, opener: Opener, officer: Officer, done: Retained) -> None:
+def _record_drops(connection: sa.Connection, run: _Run) -> None:
     """Put on record which days go, with the positions of their records: the log must verify without them."""
-    held = {hold.tenant for hold in erasing.holds(connection, opener.provider)}
-    known = _recorded(connection, signed=False)
+    held = {hold.tenant for hold in erasing.holds(connection, run.opener.provider)}
+    known = _recorded(connection, run.signer_of, signed=False)
     for day in _days(connection):
-        if day >= officer.at.date() - timedelta(days=1) or not _is_over(connection, day, officer.at):
+        if day >= run.officer.at.date() - timedelta(days=1) or not _is_over(connection, day, run.officer.at):
             continue
         tenants = set(connection.scalars(sa.select(audit_calls.c.tenant).where(_on(day)).distinct()))
         if tenants & held:
-            done.held += sorted(tenants & held)
+            run.done.held += sorted(tenants & held)
             continue
         logs, rows = _positions(connection, sa.select(audit_calls.c.log, audit_calls.c.position).where(_on(day)))
-        told = {"day": str(day), "rows": rows, "logs": logs}
         if (day in known and _covers(known[day], logs)) or sum(map(len, logs.values())) > RANGES:
             continue
-        row = officer_row(next(officer.event_ids), officer.at, DROPPED, officer.actor, officer.reason, told)
-        store.record_event(connection, row)
-        done.recorded.append(str(day))
+        _tell(connection, run, DROPPED, {"day": str(day), "rows": rows, "logs": logs})
+        run.done.recorded.append(str(day))
 
 
-_Ranges = dict[str, list[list[int]]]
+def _tell(connection: sa.Connection, run: _Run, kind: str, told: dict[str, Any]) -> None:
+    event, officer = next(run.officer.event_ids), run.officer
+    detail = signed_detail(run.signer_of(RETENTION), kind, event, told)
+    store.record_event(connection, officer_row(event, officer.at, kind, officer.actor, officer.reason, detail))
 
 
-def _recorded(connection: sa.Connection, *, signed: bool) -> dict[date, _Ranges]:
-    """By day, the positions whose drop is on record; ``signed``: under a head of the fleet's log."""
+def _recorded(connection: sa.Connection, signer_of: SignerOf, *, signed: bool) -> dict[date, _Ranges]:
+    """By day, the positions whose drop is on record; ``signed``: under a signed head of the fleet's log."""
     c, f = audit_events.c, fleet_entries.c
-    query = sa.select(c.detail).where(c.kind == DROPPED)
+    query = sa.select(c.id, c.kind, c.detail).where(c.kind.in_([DROPPED, KEPT]), c.log.is_(None))
+    query = query.join(fleet_entries, f.event == c.id, isouter=not signed)
     if signed:
-        heads = sa.select(sa.func.max(audit_checkpoints.c.size)).where(audit_checkpoints.c.log == FLEET)
-        query = query.join(fleet_entries, f.event == c.id).where(f.position < (connection.scalar(heads) or 0))
+        query = query.where(f.position < _signed_size(connection, signer_of(FLEET).verifier))
     found: dict[date, _Ranges] = {}
-    for detail in connection.scalars(query):
-        of_day = found.setdefault(date.fromisoformat(detail["day"]), {})
+    verifier = signer_of(RETENTION).verifier
+    for event, kind, detail in connection.execute(query.order_by(f.position.nulls_last(), c.at, c.id)):
+        if not believed(verifier, kind, event, detail):
+            continue  # `audit verify` names it
+        day = date.fromisoformat(detail["day"])
+        if kind == KEPT:
+            found.pop(day, None)
+            continue
+        of_day = found.setdefault(day, {})
         for log, ranges in detail["logs"].items():
             of_day.setdefault(log, []).extend(ranges)
     return found
+
+
+def _signed_size(connection: sa.Connection, verifier: Verifier) -> int:
+    """How many entries of the fleet's log a head vouches for. Whoever writes the table can add what is no head."""
+    c = audit_checkpoints.c
+    for size, note in connection.execute(sa.select(c.size, c.note).where(c.log == FLEET).order_by(c.size.desc())):
+        if isinstance(read_head(FLEET, size, note, verifier), Head):
+            return int(size)
+    return 0
 
 
 def _covers(recorded: _Ranges, logs: _Ranges) -> bool:
@@ -168,22 +220,48 @@ def _covers(recorded: _Ranges, logs: _Ranges) -> bool:
     )
 
 
-def _drop_recorded(engine: sa.Engine, done: Retained) -> None:
-    """Days whose drop is on record under a signed head of the fleet's log."""
+def _drop_recorded(engine: sa.Engine, run: _Run) -> None:
+    """Days whose drop is on record under a signed head of the fleet's log, and that may still go."""
     with _transaction(engine) as connection:
-        recorded = _recorded(connection, signed=True)
-        there = sorted(recorded.keys() & set(_days(connection)))
-    for day in there:
-        if _drop(engine, day, recorded[day]):
-            done.dropped.append(str(day))
+        recorded = _recorded(connection, run.signer_of, signed=True)
+        attached = recorded.keys() & set(_days(connection))
+        loose = recorded.keys() & set(_loose(connection))  # an earlier run broke off after it was detached
+    for day in sorted(attached):
+        with _transaction(engine) as connection:
+            stays = _stays(connection, run, day, recorded[day])
+            if stays:
+                _keep(connection, run, day, stays)
+        if not stays:
+            _detach(engine, day)
+            loose.add(day)
+    for day in sorted(loose):
+        with _transaction(engine) as connection:
+            _end_day(connection, run, day, recorded[day])
 
 
-def _drop(engine: sa.Engine, day: date, recorded: _Ranges) -> bool:
-    """Whether it went: without holding up readers or writers of other days, and only what is on record.
+def _stays(connection: sa.Connection, run: _Run, day: date, recorded: _Ranges) -> str:
+    """Why that day may not go after all ("": it may), asked of its own table, while no hold can be placed on it."""
+    table, p = f"warden.{store.partition_name(day)}", {"age": (run.officer.at.date() - day).days}
+    tenants = set(connection.scalars(sa.text(f"SELECT DISTINCT tenant FROM {table}")))  # noqa: S608 — our name
+    lock_keys(connection, sorted(tenants))
+    held = {hold.tenant for hold in erasing.holds(connection, run.opener.provider)} & tenants
+    if held:
+        run.done.held += sorted(held)
+        return "a hold was placed"
+    keep = f"SELECT 1 FROM {table} WHERE retention_days IS NULL OR retention_days >= :age LIMIT 1"  # noqa: S608
+    if connection.scalar(sa.text(keep), p) is not None:
+        return "a record that is kept longer came late"
+    logs, _ = _positions(connection, sa.text(f"SELECT log, position FROM {table}"))  # noqa: S608 — our name
+    return "" if _covers(recorded, logs) else "a record came late"
 
-    A record that came late (a sidecar was away) is looked for once nothing more can come: then the day stays, and is
-    recorded again.
-    """
+
+def _keep(connection: sa.Connection, run: _Run, day: date, why: str) -> None:
+    """What is on record to go and stays is excused no longer: while a hold is in force its loss must show."""
+    _tell(connection, run, KEPT, {"day": str(day), "why": why})
+
+
+def _detach(engine: sa.Engine, day: date) -> None:
+    """Without holding up readers or writers of other days; after it nothing more can come to that day."""
     name = store.partition_name(day)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql(f"SET lock_timeout = {store.LOCK_MS}")
@@ -194,20 +272,38 @@ def _drop(engine: sa.Engine, day: date, recorded: _Ranges) -> bool:
                 raise
             # An earlier run broke off in the middle of it.
             connection.exec_driver_sql(f"ALTER TABLE warden.audit_calls DETACH PARTITION warden.{name} FINALIZE")
-        logs, _ = _positions(connection, sa.text(f"SELECT log, position FROM warden.{name}"))  # noqa: S608 — our name
-        gone = _covers(recorded, logs)
-        if gone:
-            connection.exec_driver_sql(f"DROP TABLE warden.{name}")
-            connection.exec_driver_sql(f"DROP TABLE IF EXISTS warden.{store.partition_name(day, 'audit_terms')}")
-        else:
-            store.attach_partition(connection, day)
         connection.invalidate()  # its settings must not be handed on
-    return gone
+
+
+def _end_day(connection: sa.Connection, run: _Run, day: date, recorded: _Ranges) -> None:
+    """Drop a detached day; or attach it again where it may not go after all. One transaction, under the holds' lock."""
+    stays = _stays(connection, run, day, recorded)
+    if stays:
+        store.attach_partition(connection, day)
+        _keep(connection, run, day, stays)
+        return
+    connection.exec_driver_sql(f"DROP TABLE warden.{store.partition_name(day)}")
+    connection.exec_driver_sql(f"DROP TABLE IF EXISTS warden.{store.partition_name(day, 'audit_terms')}")
+    run.done.dropped.append(str(day))
+
+
+def _loose(connection: sa.Connection) -> Iterator[date]:
+    """Days whose table is there and is no partition."""
+    query = (
+        "SELECT relname FROM pg_class WHERE relnamespace = 'warden'::regnamespace AND relkind = 'r'"
+        " AND NOT relispartition AND relname ~ '^audit_calls_[0-9]{8}$'"
+    )
+    for name in connection.scalars(sa.text(query)):
+        yield _day_of(name)
 
 
 def _days(connection: sa.Connection) -> Iterator[date]:
     for name in sorted(store.partitions(connection)):
-        yield datetime.strptime(name[-8:], "%Y%m%d").date()  # noqa: DTZ007 — a UTC day
+        yield _day_of(name)
+
+
+def _day_of(name: str) -> date:
+    return datetime.strptime(name[-8:], "%Y%m%d").date()  # noqa: DTZ007 — a UTC day
 
 
 def _on(day: date) -> sa.ColumnElement[bool]:

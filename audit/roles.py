@@ -16,7 +16,18 @@ from sqlalchemy.dialects.postgresql import insert as pg_insert
 from audit.tables import database_roles
 from sidecar.core.model import Secret
 
-__all__ = ["InForce", "RoleError", "RoleKind", "dsn_for", "enroll", "grant_all", "in_force", "revoke", "role_name"]
+__all__ = [
+    "InForce",
+    "RoleError",
+    "RoleKind",
+    "dsn_for",
+    "enroll",
+    "grant_all",
+    "in_force",
+    "is_of",
+    "revoke",
+    "role_name",
+]
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,53}")  # a role's name has at most 63 bytes
 GUARDED: Final = ("audit_logs", "journal_cursors", "audit_leaves", "audit_checkpoints", "audit_events", "usage_hours")
@@ -98,6 +109,11 @@ def role_name(kind: RoleKind, name: str) -> str:
     if not _NAME.fullmatch(name):
         raise RoleError(f"{name!r} cannot be a role: 1 to 53 letters, digits, dots, underscores and dashes")
     return _PREFIX[kind] + name
+
+
+def is_of(kind: RoleKind, login: str) -> bool:
+    """Whether that is a login of its own, as ``enroll`` makes them: one person's, or one service's."""
+    return login.startswith(_PREFIX[kind])
 
 
 def enroll(connection: sa.Connection, kind: RoleKind, name: str, secret: Secret, at: datetime, by: str) -> str:

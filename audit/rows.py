@@ -85,6 +85,7 @@ class Identity(msgspec.Struct, frozen=True, omit_defaults=True):
     peer: str = ""
     request_id: str = ""
     parameters: dict[str, bool | int | float | str] = {}
+    actor: str = ""
 
 
 def named_by(facts: CallFacts) -> str:
@@ -118,7 +119,13 @@ def call_row(record: CallRecord, vault: Vault, log: str, position: int, redacted
     )
     prompt_sealed, prompt_digest = _content(sealer, "prompt", given.prompt.sha256, given.prompt.parts)
     identity = Identity(
-        given.subject, given.conversation, given.principal, given.peer, given.request_id, given.parameters
+        given.subject,
+        given.conversation,
+        given.principal,
+        given.peer,
+        given.request_id,
+        given.parameters,
+        given.actor,
     )
     decision, unlike = _decision(record)
     end, error, findings = _end_part(told, sealer)

@@ -268,7 +268,7 @@ def _page(connection: sa.Connection, asked: Filter, asker: Asker, opener: Opener
     return Page(told, told[-1].key if full else None)
 
 
-IDENTITY: Final = ("subject", "conversation", "peer", "request_id", "parameters")
+IDENTITY: Final = ("subject", "conversation", "peer", "request_id", "parameters", "actor")
 
 
 def found(row: Mapping[str, Any], opener: Opener | None, *, reveal: bool) -> Found:

@@ -16,6 +16,7 @@ from audit.fleet import Fleet
 from audit.logbook import LogBook
 from audit.poison import PoisonKeeper
 from audit.record import Settled
+from audit.remains import Keeps, keeps_in
 from audit.upkeep import Upkeep
 from audit.vault import Vault
 from sidecar.core.model import Secret
@@ -115,6 +116,12 @@ class Parts:
     # Of a journal that nobody writes any more: the outcome of a call that it leaves open (None: it is written).
     cut_off: Callable[[CutOff], Settled] | None = None
     closes: Callable[[], Sequence[str]] = tuple  # further logs that end when this one does: of those that are gone
+
+    copied_to: str = ""  # where copies of the journal lie
+
+    def keeps(self, now: datetime) -> Keeps:
+        """What can still be read of this journal. Raises OSError."""
+        return keeps_in(self.directory, self.poison.directory, now, self.copied_to)
 
     @property
     def place(self) -> str:

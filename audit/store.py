@@ -26,6 +26,7 @@ __all__ = [
     "connect",
     "ensure_partitions",
     "is_data_fault",
+    "login_of",
     "partitions",
     "plain_connection",
     "record_event",
@@ -205,6 +206,15 @@ def days_ahead(today: date) -> list[date]:
 
 
 def record_event(connection: sa.Connection, row: EventRow) -> None:
-    """An officer's act, in the transaction of what was done."""
+    """An officer's act, in the transaction of what was done; ``login`` says whom the database took them for.
+
+    Of an enrolled login the database takes no other name, and no act that it is not for (migration 0016).
+    """
     values = dict(zip(EVENT_COLUMNS, row.values, strict=True))
-    connection.execute(sa.insert(audit_events).values(values | {"detail": json.loads(values["detail"])}))
+    detail = {**json.loads(values["detail"]), "login": login_of(connection)}
+    connection.execute(sa.insert(audit_events).values(values | {"detail": detail}))
+
+
+def login_of(connection: sa.Connection) -> str:
+    """Whom the database let in, whatever role was taken on since."""
+    return str(connection.scalar(sa.text("SELECT session_user::text")))

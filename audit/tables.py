@@ -141,6 +141,7 @@ audit_events: Final = sa.Table(
     sa.Column("recorded_at", _when, nullable=False, server_default=sa.func.now()),
 )
 sa.Index("audit_events_at", audit_events.c.at.desc(), audit_events.c.id.desc())
+sa.Index("audit_events_kind", audit_events.c.kind, audit_events.c.at)
 sa.Index("audit_events_position", audit_events.c.log, audit_events.c.position)
 
 # What was used, summed as records are stored (audit.rollup): no content and nobody's name, so it outlives them.
@@ -165,6 +166,7 @@ journal_cursors: Final = sa.Table(
     sa.Column("done", sa.BigInteger, nullable=False),  # everything that ended up to here is stored
     sa.Column("updated_at", _when, nullable=False, server_default=sa.func.now()),
     sa.Column("closed_at", _when),  # its sidecar ended well, with everything stored
+    sa.Column("keeps", JSONB),  # what its sidecar can still read of the past (audit.remains); null: it never said
 )
 
 audit_logs: Final = sa.Table(  # each log's tree as it is stored: its size and frontier (audit.merkle)
@@ -260,6 +262,8 @@ erasures: Final = sa.Table(
     sa.Column("pending_until", _when),  # copies outside the database are gone by then
     sa.Column("renewed", sa.Integer),  # the master key's version since: what is of an older one is from before
     sa.Column("done_at", _when),
+    *map(_text, ("requested_login", "confirmed_login")),  # whom the database took them for
+    sa.Column("excludes", JSONB),  # what it says nothing of, once it is done (audit.remains)
 )
 
 bundles: Final = sa.Table(

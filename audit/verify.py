@@ -18,7 +18,8 @@ from typing import Any, Final
 import psycopg
 import sqlalchemy as sa
 
-from audit import store
+from audit import derived, standing, store
+from audit.drops import DROPPED, KEPT, RETENTION, believed
 from audit.evidence import FLEETS, Fault, FaultKind, Head, TreeCheck, read_head
 from audit.fleet import FLEET
 from audit.leaf import leaf_data
@@ -26,7 +27,18 @@ from audit.merkle import Frontier, leaf_hash
 from audit.progress import Progress, ResumeError
 from audit.ranges import Pool, Range, check_range
 from audit.rows import EVENT_COLUMNS
-from audit.tables import audit_calls, audit_checkpoints, audit_events, audit_leaves, audit_logs, fleet_entries
+from audit.standing import Act
+from audit.tables import (
+    audit_calls,
+    audit_checkpoints,
+    audit_events,
+    audit_leaves,
+    audit_logs,
+    erasures,
+    fleet_entries,
+    journal_cursors,
+    legal_holds,
+)  # fmt: skip
 from audit.tlog import NoteError, Verifier, cosignature_time, parse_note
 
 __all__ = ["Options", "Report", "ResumeError", "verify"]
@@ -51,6 +63,7 @@ class Options:
     ``anchored_in``: of the object stores that were read, by where, how many entries the largest head there is of.
 
     ``resume_key``: what that file is authenticated with, for whoever writes it says what need not be looked at again.
+    ``full_every``: after it everything is looked at again all the same (None: never).
     """
 
     verifier: Callable[[str], Verifier]
@@ -60,6 +73,7 @@ class Options:
     witnesses: Sequence[Verifier] = ()  # whose cosignatures count
     resume: Path | None = None
     resume_key: bytes = b""
+    full_every: timedelta | None = None
     jobs: int = 1
     progress: Callable[[int, int], None] | None = None  # (leaves checked, of)
 
@@ -77,6 +91,7 @@ class Report:
     faults: list[Fault] = field(default_factory=list)
     logs: dict[str, dict[str, int]] = field(default_factory=dict)
     resumed: int = 0
+    oldest_read: datetime | None = None  # when the oldest of what this says was read from the database
     # Logs at work whose sidecars copy nothing outside their node: what they have not shipped is lost with a disk.
     uncopied: list[str] = field(default_factory=list)
 
@@ -98,6 +113,7 @@ class Report:
             "unsigned": self.unsigned,
             "uncopied": self.uncopied,
             "resumed": self.resumed,
+            "oldest_read": self.oldest_read.isoformat() if self.oldest_read else None,
             "logs": self.logs,
         }
 
@@ -121,28 +137,34 @@ def verify(dsn: str, options: Options, *, jurisdiction: str) -> Report:
 
 @dataclass(slots=True)
 class _Fleet:
-    """What the fleet's log says; ``heads`` by log, ``gone`` the position ranges whose rows were dropped on record."""
+    """What the fleet's log says; ``heads`` by log."""
 
     born: dict[str, str] = field(default_factory=dict)
     since: dict[str, datetime] = field(default_factory=dict)  # it was born
     heads: dict[str, list[Head]] = field(default_factory=dict)
     last: dict[str, tuple[datetime, bool]] = field(default_factory=dict)  # when it was heard of, whether it was closed
-    gone: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    dropped: dict[str, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)  # by day, by log
     events: dict[str, str] = field(default_factory=dict)  # id → leaf
     anchored: dict[str, int] = field(default_factory=dict)  # where → the largest head that was kept there
+    acts: list[Act] = field(default_factory=list)  # that holds and erasures follow from
     there: bool = False
 
-    def learn(self, told: Mapping[str, Any]) -> None:
+    def gone(self, log: str) -> list[tuple[int, int]]:
+        """[first, last] ranges of positions whose rows were dropped on record."""
+        return [each for of_day in self.dropped.values() for each in of_day.get(log, [])]
+
+    def learn(self, told: Mapping[str, Any], retention: Verifier) -> str:
+        """Take an entry up; what is wrong with it, "" where nothing is."""
         kind = told["kind"]
         if kind == "event":
             self.events[told["id"]] = told["leaf"]
-            if told["values"]["kind"] == "partition_dropped":  # audit.retain
-                for log, ranges in told["values"]["detail"]["logs"].items():
-                    self.gone.setdefault(log, []).extend((first, last) for first, last in ranges)
-            return
+            if told["values"]["kind"] in standing.KINDS:
+                values = told["values"]
+                self.acts.append(Act(values["kind"], values["actor"], values["detail"]))
+            return self._learn_drop(told["id"], told["values"], retention)
         if kind == "anchored":
             self.anchored[told["where"]] = max(told["size"], self.anchored.get(told["where"], 0))
-            return
+            return ""
         log, at = told["log"], datetime.fromisoformat(told["at"])
         self.last[log] = (at, kind == "closed")
         if kind == "born":
@@ -151,13 +173,28 @@ class _Fleet:
         else:
             head = Head(told["size"], base64.b64decode(told["root"]), FLEETS)
             self.heads.setdefault(log, []).append(head)
+        return ""
+
+    def _learn_drop(self, event: str, values: Mapping[str, Any], retention: Verifier) -> str:
+        kind, detail = values["kind"], values["detail"]
+        if kind not in {DROPPED, KEPT}:
+            return ""
+        if not believed(retention, kind, event, detail):
+            return f"a {kind} that nobody with the jurisdiction's key signed; it excuses nothing"
+        if kind == KEPT:
+            self.dropped.pop(detail["day"], None)
+            return ""
+        of_day = self.dropped.setdefault(detail["day"], {})
+        for log, ranges in detail["logs"].items():
+            of_day.setdefault(log, []).extend((first, last) for first, last in ranges)
+        return ""
 
 
 class _Verification:
     def __init__(self, dsn: str, connection: sa.Connection, options: Options) -> None:
         self._dsn, self._connection, self._options = dsn, connection, options
         self._report, self._fleet = Report(), _Fleet()
-        self._resume = Progress(options.resume, options.resume_key)
+        self._resume = Progress(options.resume, options.resume_key, options.now, options.full_every)
         self._total = self._done = 0
 
     def run(self) -> Report:
@@ -172,7 +209,13 @@ class _Verification:
         self._check_missing({row.log: row.born_at for row in rows})
         self._check_strays({row.log for row in rows})
         self._check_officers()
+        self._report.faults += derived.check_bundles(self._connection)
+        if (
+            self._report.ok and not self._report.resumed
+        ):  # else the records at fault, and not their sums, are to be told
+            self._report.faults += derived.check_usage(self._connection)
         self._report.uncopied = self._uncopied()
+        self._report.oldest_read = self._resume.began if self._report.resumed else self._options.now
         return self._report
 
     def _uncopied(self) -> list[str]:
@@ -274,7 +317,7 @@ class _Verification:
             self._resume.reached(log, tree)
 
     def _rows(self, log: str, first: int, hashes: bytes, pool: Pool | None) -> Future[list[Fault]] | list[Fault]:
-        asked = Range(log, first, hashes, self._fleet.gone.get(log, []))
+        asked = Range(log, first, hashes, self._fleet.gone(log))
         if pool is not None:
             found: Future[list[Fault]] = pool.check(asked)
             return found
@@ -306,6 +349,7 @@ class _Verification:
                 self._report.anchored_size = max(self._report.anchored_size, found.size)
         check = TreeCheck(FLEET, heads)
         signed = max((head.size for head in heads), default=0)
+        retention = self._options.verifier(RETENTION)
         c = fleet_entries.c
         for position, body in self._connection.execute(sa.select(c.position, c.body).order_by(c.position)):
             if not check.add(position, leaf_hash(body.encode())):
@@ -313,9 +357,13 @@ class _Verification:
             if position >= signed:
                 continue  # anybody may have written it: nothing is believed for it, least of all that rows were dropped
             try:
-                self._fleet.learn(json.loads(body))
+                told = json.loads(body)
+                wrong = self._fleet.learn(told, retention)
             except (ValueError, KeyError, TypeError):
                 self._fault(FaultKind.EDIT, FLEET, "an entry of the fleet's log is none", position)
+                continue
+            if wrong:
+                self._fault(FaultKind.INSERTION, FLEET, wrong, position, call_id=told["id"])
         result = check.finish()
         self._report.faults += result.faults
         self._report.checkpoints += result.heads
@@ -364,6 +412,27 @@ class _Verification:
         """Whether the fleet's log may not have taken up yet what the database says is of ``at``."""
         return -SKEW <= self._options.now - at <= YOUNG
 
+    def _passed_over(self, at: datetime, heard: datetime | None) -> bool:
+        """Whether a sidecar at work (``heard`` of last) would have taken an act of that time up; or none can have."""
+        if at - self._options.now > SKEW:
+            return True
+        return not self._young(at) and heard is not None and heard > at + YOUNG
+
+    def _check_tail(self, log: str, closed_at: datetime) -> None:
+        """Records after a log's close that no head of its own accounts for: its sidecar had signed all there was.
+
+        One that begins again signs within seconds; what is newer than that may yet be.
+        """
+        told, size = self._report.logs.get(log, {}), max((h.size for h in self._fleet.heads.get(log, [])), default=0)
+        tail = told.get("records", 0) - max(told.get("signed", 0), size)
+        if tail <= 0:
+            return
+        c = journal_cursors.c
+        moved = self._connection.scalar(sa.select(sa.func.max(c.updated_at)).where(c.log == log))
+        if moved is None or not self._young(moved):
+            words = f"{tail} records after the log was closed at {closed_at.isoformat()}, that nobody signed"
+            self._fault(FaultKind.INSERTION, log, words, told["records"] - tail)
+
     def _check_missing(self, logs: Mapping[str, datetime]) -> None:
         for log, sidecar in self._fleet.born.items():
             at, closed = self._fleet.last[log]
@@ -375,7 +444,12 @@ class _Verification:
                 self._fault(FaultKind.VANISHED_LOG, log, words)
             elif not closed and self._options.now - at > STALE and self._report.logs.get(log, {}).get("records"):
                 words = f"the log of {sidecar} was last heard of at {at.isoformat()} and never closed"
+                told = self._report.logs[log]
+                if told["records"] > told["signed"]:
+                    words += f"; nobody signed its last {told['records'] - told['signed']} records"
                 self._fault(FaultKind.UNCLOSED_LOG, log, words)
+            elif closed:
+                self._check_tail(log, at)
             told = self._report.logs.get(log, {})
             if told.get("records") and not told["signed"] and self._options.now - self._fleet.since[log] > STALE:
                 self._fault(FaultKind.INSERTION, log, "a log of records whose own key never signed a head")
@@ -395,11 +469,12 @@ class _Verification:
         columns = [audit_events.c[name] for name in EVENT_COLUMNS]
         query = sa.select(*columns, audit_events.c.recorded_at).where(audit_events.c.log.is_(None))
         seen = set()
+        heard = self._connection.scalar(sa.select(sa.func.max(journal_cursors.c.updated_at)))
         for row in self._connection.execute(query.execution_options(stream_results=True)).mappings():
             leaf = self._fleet.events.get(row["id"])
             seen.add(row["id"])
             if leaf is None:
-                if self._fleet.there and not self._young(row["recorded_at"]):
+                if self._fleet.there and self._passed_over(row["recorded_at"], heard):
                     self._fault(
                         FaultKind.INSERTION, FLEET, "an act that the fleet's log does not know", call_id=row["id"]
                     )
@@ -408,6 +483,17 @@ class _Verification:
                 self._fault(FaultKind.ALTERED_COLUMN, FLEET, words, call_id=row["id"])
         for name in self._fleet.events.keys() - seen:
             self._fault(FaultKind.DELETION, FLEET, "an officer's act is gone", call_id=name)
+        if self._fleet.there:
+            self._check_standing()
+
+    def _check_standing(self) -> None:
+        """Holds and erasures as they stand, against the acts."""
+        h = legal_holds.c
+        of = sa.case((h.subject_wrapped.is_(None), "all"), else_="subject").label("of")
+        rows = self._connection.execute(sa.select(h.id, h.tenant, h.placed_by, h.placed_at, h.released_at, of))
+        self._report.faults += standing.check_holds(self._fleet.acts, map(dict, rows.mappings()), self._young)
+        rows = self._connection.execute(sa.select(erasures))
+        self._report.faults += standing.check_erasures(self._fleet.acts, map(dict, rows.mappings()), self._young)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from audit.roles import InForce, RoleKind
 from audit.store import AHEAD_DAYS
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import database
-from sidecar.cli.desk import operator
+from sidecar.cli.desk import operator, record_act
 from sidecar.core.model import Secret
 from sidecar.runtime import migrate
 from sidecar.runtime.migrate import Status
@@ -36,6 +36,10 @@ def upgrade(
     with database(config, jurisdiction, application="warden-db") as opened:
         try:
             before, after = migrate.upgrade(opened.engine, jurisdiction=opened.jurisdiction, today=_today())
+            if before.revision != after.revision:
+                with store.transaction(opened.engine) as connection:
+                    told = {"from": before.revision or "", "to": after.revision or ""}
+                    record_act(connection, "database_upgraded", told)
         except migrate.BusyError as fault:
             fail(Exit.DEPENDENCY, str(fault))
     if as_json:
@@ -98,6 +102,7 @@ def enroll(
             with store.transaction(opened.engine) as connection:
                 store.check_jurisdiction(connection, opened.jurisdiction)
                 role = roles.enroll(connection, kind, name, secret, datetime.now(UTC), f"cli:{operator()}")
+                record_act(connection, "role_enrolled", {"role": role, "kind": str(kind)})
                 out.write_text(roles.dsn_for(opened.dsn, role, secret, host) + "\n", encoding="utf-8")
         except BaseException as fault:
             out.unlink(missing_ok=True)
@@ -119,6 +124,8 @@ def revoke(
         try:
             with store.transaction(opened.engine) as connection:
                 done = roles.revoke(connection, kind, name, datetime.now(UTC))
+                if done:
+                    record_act(connection, "role_revoked", {"role": roles.role_name(kind, name), "kind": str(kind)})
         except roles.RoleError as fault:
             fail(Exit.USAGE, str(fault))
     if not done:

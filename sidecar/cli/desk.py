@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import getpass
+import os
+import pwd
 import secrets
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import sqlalchemy as sa
 
@@ -30,6 +32,7 @@ from sidecar.runtime.settings import KeysSection, Settings, SettingsError
 
 _STATEMENT_MS: Final = 5_000
 _MAY_NOT: Final = "42501"  # insufficient_privilege
+_NO_LOGIN: Final = 2**32 - 1  # (uid_t)-1: started by no login
 _T = TypeVar("_T")
 
 
@@ -108,11 +111,27 @@ def load_settings(config: Path) -> Settings:
 
 
 def operator() -> str:
-    """Who runs this command, as the machine knows them."""
+    """Who runs this command, as the kernel knows them: no variable of the environment is asked.
+
+    Whose the process is; of root, whom they logged in as before sudo or su (proc_pid_loginuid(5)), which root alone
+    could alter. In a container all may be one account: there the database's login tells people apart
+    (``audit.store.record_event``).
+    """
+    uid = os.getuid()
+    if uid == 0:
+        try:
+            logged_in = int(Path("/proc/self/loginuid").read_text(encoding="ascii"))
+        except (OSError, ValueError):
+            logged_in = _NO_LOGIN
+        uid = uid if logged_in == _NO_LOGIN else logged_in
+    return _account(uid)
+
+
+def _account(uid: int) -> str:
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return "unknown"
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def record_key_event(connection: sa.Connection, event: KeyEvent) -> None:
@@ -121,6 +140,16 @@ def record_key_event(connection: sa.Connection, event: KeyEvent) -> None:
     audit_store.record_event(
         connection, rows.officer_row(event_id, event.at, event.kind, event.actor, "", dict(event.detail))
     )
+
+
+def record_act(connection: sa.Connection, kind: str, detail: dict[str, Any], reason: str = "") -> None:
+    """What the operator does now, in the transaction of it."""
+    at = time.time_ns()
+    row = rows.officer_row(
+        uuid7(at, secrets.token_bytes(10)), datetime.fromtimestamp(at / 1e9, UTC), kind, f"cli:{operator()}", reason,
+        detail,
+    )  # fmt: skip
+    audit_store.record_event(connection, row)
 
 
 def done(result: _T | Refusal) -> _T:

@@ -7,10 +7,11 @@ import hmac
 import os
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import psycopg
 import sqlalchemy as sa
 import typer
 
@@ -26,9 +27,11 @@ from audit.tables import audit_logs
 from audit.tlog import Signer, Verifier, parse_verifier
 from audit.verify import Options, Report, ResumeError, verify
 from audit.verify_export import verify_export
+from policies.units import parse_duration
 from sidecar.cli.audit import ReasonOption, RevealOption, asker_of
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import Database, database, opener_of, root_of, settings_of
+from sidecar.cli.desk import record_act
 from sidecar.cli.filters import (
     CallOption,
     ConversationOption,
@@ -131,6 +134,9 @@ def verify_command(
         typer.Option(help="An anchor's file, or a directory of its objects, instead of the configuration's."),
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Keep how far this came in FILE, and go on from there.")] = None,
+    full_every: Annotated[
+        str, typer.Option(help="With --resume: after so long everything is read again; an age, or never.")
+    ] = "7d",
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Processes.")] = min(4, os.cpu_count() or 1),
     as_json: JsonOption = False,
 ) -> None:
@@ -148,11 +154,13 @@ def verify_command(
             witnesses=[witness.verifier for witness in witnesses_of(settings)],
             resume=resume,
             resume_key=hmac.digest(root.reveal(), b"warden verify " + opened.jurisdiction.encode(), hashlib.sha256),
+            full_every=_full_every(full_every),
             jobs=jobs,
             progress=_bar if sys.stderr.isatty() else None,
         )
         try:
             report = verify(opened.dsn, options, jurisdiction=opened.jurisdiction)
+            _record(opened, report)
         except ResumeError as fault:
             fail(Exit.USAGE, str(fault))
         except OSError as fault:
@@ -178,6 +186,31 @@ def _outside(settings: Settings, given: Path | None) -> tuple[list[str], dict[st
     except OSError as fault:
         fail(Exit.DEPENDENCY, f"{fault.filename}: {fault.strerror}" if fault.filename else str(fault))
     return notes, sizes
+
+
+def _full_every(written: str) -> timedelta | None:
+    if written == "never":
+        return None
+    try:
+        return timedelta(seconds=parse_duration(written))
+    except ValueError as fault:
+        fail(Exit.USAGE, f"--full-every: {fault}")
+
+
+def _record(opened: Database, report: Report) -> None:
+    """That the record was examined, by whom and with what result, is evidence too."""
+    oldest = report.oldest_read or datetime.now(UTC)
+    told = {
+        "ok": report.ok, "records": report.records, "faults": len(report.faults), "anchored": report.anchored,
+        "unsigned": report.unsigned, "resumed": report.resumed, "oldest_read": oldest.isoformat(),
+    }  # fmt: skip
+    try:
+        with transaction(opened.engine) as connection:
+            record_act(connection, "audit_verify", told)
+    except sa.exc.DBAPIError as fault:  # a standby, or a login that may only read: what was found is found all the same
+        if not isinstance(fault.orig, psycopg.errors.InsufficientPrivilege | psycopg.errors.ReadOnlySqlTransaction):
+            raise
+        sys.stderr.write("warden: that it was verified could not be put on record: this login may not write\n")
 
 
 @app.command()
@@ -239,7 +272,8 @@ def _print(report: Report) -> None:
     among = f" in {len(report.logs)} logs" if report.logs else ""  # an export's report counts no logs
     typer.echo(f"{report.records} records{among}, {report.checkpoints} signed heads that fit")
     if report.resumed:
-        typer.echo(f"{report.resumed} of them were found sound by an earlier run, and not read again")
+        since = report.oldest_read.isoformat(timespec="seconds") if report.oldest_read else "?"
+        typer.echo(f"{report.resumed} of them were found sound by an earlier run, since {since}, and not read again")
     if report.unsigned:
         typer.echo(f"{report.unsigned} records are newer than the last signed head")
     if report.logs and not report.anchored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,13 +18,18 @@ import typer
 
 from audit import erasing, store
 from audit.certificate import certificate, read_certificate
-from audit.erasing import Erasure, ErasureError, HeldError, Officer
+from audit.decisions import in_force
+from audit.erasing import Erasure, ErasureError, HeldError, Officer, UnknownError
 from audit.fleet import FLEET
+from audit.journal_bounds import segment_seconds
 from audit.logbook import log_signer, origin_of
 from audit.opening import Opener
+from audit.retain import BusyError
 from audit.retain import retain as run_retention
 from audit.tlog import NoteError, Verifier, parse_verifier
+from policies.bundle import compile_bundle
 from policies.bundle import load as load_bundle
+from policies.files import unpack
 from sidecar.cli.audit import app
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import Database, database, opener_of, root_of, settings_of
@@ -63,7 +69,7 @@ def officers_desk(config: Path, jurisdiction: str | None, reason: str) -> Iterat
             with store.transaction(opened.engine, statement_ms=300_000, deadline_s=3600.0) as connection:
                 store.check_jurisdiction(connection, opened.jurisdiction)
                 yield Desk(opened, connection, opener_of(opened), officer)
-        except HeldError as fault:
+        except (HeldError, UnknownError) as fault:
             fail(Exit.NO, str(fault))
         except ErasureError as fault:
             fail(Exit.USAGE, str(fault))
@@ -93,6 +99,7 @@ def hold_list(
     """The holds in force."""
     with officers_desk(config, jurisdiction, "") as desk:
         found = erasing.holds(desk.connection, desk.opener.provider)
+        erasing.record_act(desk.connection, desk.officer, "holds_read", {"holds": [hold.id for hold in found]})
     for hold in found:
         told = {
             "id": hold.id, "tenant": hold.tenant, "subject": hold.subject, "reason": hold.reason,
@@ -123,13 +130,15 @@ def erase(
     config: ConfigOption = DEFAULT_CONFIG,
     jurisdiction: JurisdictionOption = None,
     *,
+    unknown: Annotated[bool, typer.Option("--unknown", help="Also where nothing is recorded of it yet.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Erase one subject by destroying the keys of everything recorded of it; prints the certificate.
 
-    It says `pending` until the copies that others may hold (journals, backups of the keys) are gone by the
-    configuration, and `warden audit retain` has destroyed the tenant's old master key; `requested` while a second
-    person must confirm it. Exit 1 where a hold stands in the way.
+    It says `pending`, and in `depends_on` for what: copies that others may hold (journals, backups of the keys), by the
+    configuration and by what each sidecar says it still keeps, and `warden audit retain`, which destroys the tenant's
+    old master key; `requested` while a second person must confirm it. `excludes` names what it cannot speak of. Exit 1
+    where a hold stands in the way, or nothing is recorded of that subject.
     """
     asked = [confirm is not None, show is not None, tenant is not None or subject is not None]
     if sum(asked) != 1 or (asked[2] and (tenant is None or subject is None)):
@@ -138,7 +147,7 @@ def erase(
         fail(Exit.USAGE, "an erasure needs --reason TEXT: it is kept with your name")
     with officers_desk(config, jurisdiction, reason) as desk:
         if show is not None:
-            found = erasing.erasure(desk.connection, show)
+            found = erasing.erasure(desk.connection, show, desk.officer.at)
         elif confirm is not None:
             found = erasing.confirm(
                 desk.connection, desk.opener, desk.officer, erasure_id=confirm, copies=_copies(desk.opened)
@@ -148,7 +157,8 @@ def erase(
             assert subject is not None
             found = erasing.request(
                 desk.connection, desk.opener, desk.officer, erasure_id=secrets.token_hex(16), tenant=tenant,
-                subject=subject, two_people=_two_people(desk.opened, tenant), copies=_copies(desk.opened),
+                subject=subject, two_people=_two_people(desk.opened, config, tenant), copies=_copies(desk.opened),
+                unknown=unknown,
             )  # fmt: skip
     _certificate(desk.opened, found, as_json=as_json, out=out)
 
@@ -210,7 +220,14 @@ def retain(
     with database(config, jurisdiction, application="warden-retain") as opened:
         with store.transaction(opened.engine) as connection:
             store.check_jurisdiction(connection, opened.jurisdiction)
-        done = run_retention(opened.engine, opener_of(opened), officer, copies=_copies(opened))
+        root = root_of(opened.settings)
+        try:
+            done = run_retention(
+                opened.engine, opener_of(opened), officer, copies=_copies(opened),
+                signer_of=lambda log: log_signer(root, origin_of(opened.jurisdiction, log)),
+            )  # fmt: skip
+        except BusyError as fault:
+            fail(Exit.NO, str(fault))
     if as_json:
         emit(done.shape())
         return
@@ -221,14 +238,35 @@ def retain(
 def _copies(opened: Database) -> timedelta:
     """How long what was erased may still be read from a journal, a sealed batch or a copy of the keys."""
     audit = opened.settings.audit
-    return timedelta(seconds=max(audit.journal.keep, audit.keys.backups))
+    keep = audit.journal.keep
+    return timedelta(seconds=max(keep + segment_seconds(keep), audit.keys.backups))
 
 
-def _two_people(opened: Database, tenant: str) -> bool:
-    """What the tenant's document says. One that cannot be read lets nobody erase alone."""
-    bundle = load_bundle(opened.settings.policy.bundle)
+def _two_people(opened: Database, config: Path, tenant: str) -> bool:
+    """Whether one person may not erase: by this machine's bundle, or by one that a sidecar loaded last.
+
+    Whoever runs this can write this machine's; what the sidecars decide by is in the database. A tenant that a bundle
+    doesn't name, and a bundle that cannot be read, let nobody erase alone.
+    """
+    own = load_bundle(opened.settings.policy.bundle)
+    if isinstance(own, list):
+        fail(Exit.USAGE, f"the bundle cannot be read: {own[0]}")
+    found = own.tenants.get(tenant)
+    if found is None or found.audit.two_people:
+        return True
+    home = opened.settings.audit.database.jurisdiction  # the pods' own database alone keeps bundles
+    with database(config, home, application="warden-audit") as pods, store.transaction(pods.engine) as connection:
+        recorded = in_force(connection, datetime.now(UTC) - erasing.WAIT)
+    return any(_asks_two(content, tenant) for content in recorded)
+
+
+def _asks_two(content: bytes, tenant: str) -> bool:
+    try:
+        bundle = compile_bundle(unpack(content))
+    except (ValueError, OSError, EOFError, tarfile.TarError):
+        return True
     if isinstance(bundle, list):
-        fail(Exit.USAGE, f"the bundle cannot be read: {bundle[0]}")
+        return True
     found = bundle.tenants.get(tenant)
     return found is not None and found.audit.two_people
 
@@ -244,4 +282,6 @@ def _certificate(opened: Database, found: Erasure, *, as_json: bool, out: Path |
         emit({**found.shape(), "note": note})
         return
     for name, value in found.shape().items():
-        typer.echo(f"{name.replace('_', ' '):14} {harmless(value)}")
+        for one in value if isinstance(value, list) else [value]:
+            told = f"{one.get('what')} {one.get('log', '')}: {one.get('why')}" if isinstance(one, dict) else one
+            typer.echo(f"{name.replace('_', ' '):16} {harmless(told)}")

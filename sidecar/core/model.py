@@ -127,6 +127,7 @@ class Principal(Struct, frozen=True, gc=False):
     methods: tuple[str, ...] | None = None
     networks: tuple[Network, ...] | None = None
     data_classes: tuple[str, ...] = ()  # of whatever is sent with this credential, beside what the call itself says
+    actor: str = ""  # who had the token made out to ``name`` (RFC 8693 §4.1: `act`)
 
 
 class Verdict(Struct, frozen=True, gc=False):

@@ -224,7 +224,18 @@ def _principal(issuer: Issuer, claims: Mapping[str, Any]) -> Principal:
         subject=_optional(claims, issuer.subject_claim),
         conversation=_optional(claims, issuer.conversation_claim),
         data_classes=_data_classes(claims, issuer.data_class_claim),
+        actor=_actor(claims),
     )
+
+
+def _actor(claims: Mapping[str, Any]) -> str:
+    """The current actor's `sub` (RFC 8693 §4.1); "" where there is none. Recorded, never authorising."""
+    act = claims.get("act")
+    if act is None:
+        return ""
+    if not isinstance(act, dict):
+        _malformed("its act is no object")
+    return "" if act.get("sub") is None else _text(act, "sub")
 
 
 def _roles(issuer: Issuer, claims: Mapping[str, Any]) -> frozenset[str]:

@@ -39,6 +39,7 @@ from audit.tlog import parse_verifier
 from audit.vault import Vault
 from audit.witness import Witness
 from sidecar.core.model import Secret
+from sidecar.runtime.copy_settings import CopyError, store_of
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.masterkeys import keys_of
 from sidecar.runtime.object_settings import objects_at
@@ -282,7 +283,17 @@ class Shipment:
             own=whole.database.jurisdiction,
             others=frozenset(whole.jurisdictions) - {self.jurisdiction},
             shipped_in=self._released.directory(self.jurisdiction),
+            copied_to=_copied_to(settings),
         )
+
+
+def _copied_to(settings: Settings) -> str:
+    """Where the sidecar copies its journal to; the sidecar itself refuses to start where that can't be used."""
+    section = settings.audit.journal.copies
+    try:
+        return "" if section is None else store_of(section).where
+    except CopyError as fault:
+        return str(fault)
 
 
 def ship(settings: Settings, root: Root, stop: threading.Event) -> None:

@@ -13,6 +13,7 @@ from audit.fleet import FLEET
 from audit.logbook import log_signer, origin_of
 from audit.merkle import Frontier, leaf_hash
 from audit.tlog import Checkpoint, Signer
+from migrations.versions.m0012_usage import _FILL
 from sidecar.core.model import Secret
 from tests.support.store import ROOT
 
@@ -119,6 +120,7 @@ class Forger:
         for table in ("audit_calls", "audit_events"):
             self.sql(f"DELETE FROM warden.{table} WHERE log = %s AND position >= %s", self._log, size)
         self.store(self.leaves()[:size])
+        self.sum_up()
         if heads:
             self.sql("DELETE FROM warden.audit_checkpoints WHERE log = %s AND size > %s", self._log, size)
 
@@ -126,8 +128,35 @@ class Forger:
         """As if that sidecar had never been."""
         for table in ("audit_calls", "audit_events", "audit_leaves", "audit_checkpoints", "audit_logs"):
             self.sql(f"DELETE FROM warden.{table} WHERE log = %s", self._log)
+        self.sum_up()
         if fleet:
             self.drop_fleet()
+
+    def detach(self) -> None:
+        """The day of its calls is a table by itself, with an empty one in its place."""
+        (row,) = self.sql(
+            "SELECT to_char(min(started_at) AT TIME ZONE 'UTC', 'YYYYMMDD') AS day FROM warden.audit_calls"
+        )
+        name = f"audit_calls_{row['day']}"
+        self.sql(f"ALTER TABLE warden.audit_calls DETACH PARTITION warden.{name}")
+        self.sql("CREATE SCHEMA IF NOT EXISTS away")
+        self.sql(f"DROP TABLE IF EXISTS away.{name}")
+        self.sql(f"ALTER TABLE warden.{name} SET SCHEMA away")
+        self.sql("SELECT warden.make_partition('audit_calls', to_date(%s, 'YYYYMMDD'))", row["day"])
+
+    def extend(self) -> None:
+        """One more record at the end, with leaf, tree and usage to match; nobody signs it."""
+        leaves = self.leaves()
+        calls = self.sql("SELECT max(position) AS last FROM warden.audit_calls WHERE log = %s", self._log)
+        self.copy_row(calls[0]["last"], len(leaves), "extended")
+        (row,) = self.sql("SELECT * FROM warden.audit_calls WHERE log = %s AND position = %s", self._log, len(leaves))
+        self.store([*leaves, StoredRow.named("call", row).leaf()])
+        self.sum_up()
+
+    def sum_up(self) -> None:
+        """The usage of what is left."""
+        self.sql("DELETE FROM warden.usage_hours")
+        self.sql(_FILL)
 
     def drop_fleet(self) -> None:
         """As if there had been no fleet's log."""

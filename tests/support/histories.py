@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from audit import erasing, store
-from audit.erasing import Officer
+from audit.erasing import Officer, UnknownError
 from audit.fleet import read_notes
 from audit.logbook import log_signer, origin_of
 from audit.opening import Opener
@@ -19,7 +20,7 @@ from audit.retain import retain
 from audit.verify import Options, Report, verify
 from sidecar.core.model import Secret
 from tests.support.postgres import Server
-from tests.support.store import ROOT, FakeJournal, Shipping, completed, event, keys_in, refused, wait_until
+from tests.support.store import ROOT, FakeJournal, Shipping, completed, event, keys_in, refused, signer_of, wait_until
 
 STEPS = ("ship", "ship", "crash", "failover", "erase", "retain", "officer")
 
@@ -55,6 +56,8 @@ class History:
                     self._ship()
                     if self._chance.random() < 0.5:
                         snapshots.append(self._postgres.snapshot(self._dsn))
+        self._ship()
+        self._retain()  # as after each restore: what that has forgotten of holds and erasures is done again
         self._ship()
         anchor = read_notes(self._directory / "anchor")[-1:]
         options = Options(lambda log: log_signer(Secret(ROOT), origin_of("EU", log)).verifier, self._at, anchor)
@@ -107,10 +110,11 @@ class History:
             engine.dispose()
 
     def _erase(self, connection: sa.Connection, opener: Opener) -> None:
-        erasing.request(
-            connection, opener, self._officer(), erasure_id=next(self._ids), tenant="acme", two_people=False,
-            subject=self._chance.choice(("alice", "bob")), copies=timedelta(),
-        )  # fmt: skip
+        with suppress(UnknownError):  # nothing was recorded of it since it was erased last
+            erasing.request(
+                connection, opener, self._officer(), erasure_id=next(self._ids), tenant="acme", two_people=False,
+                subject=self._chance.choice(("alice", "bob")), copies=timedelta(), unknown=True,
+            )  # fmt: skip
 
     def _hold(self, connection: sa.Connection, opener: Opener) -> None:
         hold = next(self._ids)
@@ -120,7 +124,7 @@ class History:
     def _retain(self) -> None:
         engine = store.connect(self._dsn, application="history")
         try:
-            retain(engine, Opener(keys_in(self._directory)), self._officer(), copies=timedelta())
+            retain(engine, Opener(keys_in(self._directory)), self._officer(), copies=timedelta(), signer_of=signer_of)
         finally:
             engine.dispose()
 

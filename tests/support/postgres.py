@@ -7,6 +7,8 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +20,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from audit import store
+from audit import roles, store
+from audit.roles import RoleKind
+from sidecar.core.model import Secret
 from sidecar.runtime import migrate
 
 JURISDICTION = "EU"
@@ -148,6 +152,25 @@ def query(dsn: str, statement: str, *values: Any) -> list[tuple[Any, ...]]:
     with psycopg.connect(dsn) as connection:
         cursor = connection.execute(statement, values or None)
         return cursor.fetchall() if cursor.description else []
+
+
+def own_dsn(dsn: str, kind: RoleKind, name: str) -> str:
+    """``dsn`` with a login of its own, as `warden db enroll` makes it."""
+    secret, engine = Secret(b"s3cret"), store.connect(dsn, application="warden-test")
+    try:
+        with store.transaction(engine) as connection:
+            return roles.dsn_for(dsn, roles.enroll(connection, kind, name, secret, datetime.now(UTC), "test"), secret)
+    finally:
+        engine.dispose()
+
+
+def waits_for_lock(dsn: str, *, within_s: float = 30.0) -> None:
+    """Until somebody waits for an advisory lock in this database."""
+    until, pause = time.monotonic() + within_s, threading.Event()
+    asked = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'advisory'"
+    while not query(dsn, asked):
+        assert time.monotonic() < until, "nobody waits"
+        pause.wait(0.01)
 
 
 @pytest.fixture(scope="session")

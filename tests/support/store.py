@@ -24,12 +24,13 @@ from audit.filekeys import FileKeys
 from audit.fleet import FileAnchor, Fleet
 from audit.keyring import Keyring, held_in
 from audit.keys import KeyProvider
-from audit.logbook import LogBook
+from audit.logbook import LogBook, log_signer, origin_of
 from audit.objects import ObjectStore, StoreAt
 from audit.poison import PoisonKeeper
 from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Settled, encode
 from audit.seal import load_root_key
 from audit.ship import Bounds, Item, Parts, Shipper
+from audit.tlog import Signer
 from audit.vault import Vault
 from audit.witness import Witness
 from sidecar.core.model import Secret
@@ -148,6 +149,11 @@ def event(kind: str = "posture", **detail: Any) -> Event:
 
 
 PROVIDERS: dict[Path, Callable[[], KeyProvider]] = {}  # by a test's directory, where they are not files
+
+
+def signer_of(log: str) -> Signer:
+    """The key of a log's name, in the jurisdiction of these tests."""
+    return log_signer(Secret(ROOT), origin_of("EU", log))
 
 
 def keys_in(directory: Path) -> KeyProvider:

@@ -21,7 +21,7 @@ from audit.words import MOST
 from sidecar.core.model import Redaction
 from tests.integration.audit.test_verify import check
 from tests.support.postgres import Server, query
-from tests.support.store import FakeJournal, Shipping, completed, content, keys_in, wait_until
+from tests.support.store import FakeJournal, Shipping, completed, content, keys_in, signer_of, wait_until
 
 _ids = (f"seen-{n}" for n in itertools.count())
 AT = datetime.now(UTC)
@@ -198,10 +198,10 @@ def test_an_index_goes_with_its_day(dsn: str, tmp_path: Path) -> None:
     engine = store.connect(dsn, application="test")
     officer = Officer("cli:ada", AT, _ids, "policy")
     try:
-        retain(engine, Opener(keys_in(tmp_path)), officer, copies=timedelta())
+        retain(engine, Opener(keys_in(tmp_path)), officer, copies=timedelta(), signer_of=signer_of)
         assert query(dsn, "SELECT call_id FROM warden.audit_terms") == [("new",)]
         archive.ship()  # signs the record of the drop
-        assert retain(engine, Opener(keys_in(tmp_path)), officer, copies=timedelta()).dropped
+        assert retain(engine, Opener(keys_in(tmp_path)), officer, copies=timedelta(), signer_of=signer_of).dropped
     finally:
         engine.dispose()
     name = store.partition_name((AT - timedelta(days=9)).date(), "audit_terms")

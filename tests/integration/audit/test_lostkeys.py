@@ -77,7 +77,7 @@ def test_a_lost_directory_is_given_up_on_record_and_then_everything_goes_on(desk
     assert {opened[name] for name in ("a1", "a2", "b1", "n1")} == {"erased"}
     assert opened["x1"] == GONE
     assert (desk.directory / "tenant-keys/t-acme/2.key").exists()  # no number is used twice
-    events = "SELECT detail FROM warden.audit_events WHERE kind = 'master_keys_given_up'"
+    events = "SELECT detail - 'login' FROM warden.audit_events WHERE kind = 'master_keys_given_up'"
     ((detail,),) = query(desk.dsn, events)
     assert detail == {"tenant": "acme", "versions": [1], "keys": 3, "records": 4}
     assert desk.erase("bob").records == 1

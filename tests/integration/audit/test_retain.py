@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,25 +13,34 @@ import pytest
 import sqlalchemy as sa
 
 from audit import erasing, store
+from audit import retain as retaining
 from audit.erasing import Officer
 from audit.opening import Opener
 from audit.retain import Retained, retain
+from audit.roles import RoleKind
 from audit.upkeep import Upkeep, look
 from tests.integration.audit.test_erasing import Desk
 from tests.integration.audit.test_verify import check
 from tests.support.evidence import tamper
-from tests.support.postgres import query
-from tests.support.store import completed, keys_in
+from tests.support.postgres import own_dsn, query, waits_for_lock
+from tests.support.store import completed, keys_in, signer_of
 
 _ids = (f"keep-{n}" for n in itertools.count())
 NOW = datetime.now(UTC)
+OLD = (NOW - timedelta(days=10)).date()
+
+
+def recorded(desk: Desk) -> None:
+    """The old day's drop is on record, and signed: the next run may drop it."""
+    assert run(desk).recorded
+    desk.ship(0)
 
 
 def run(desk: Desk, at: datetime = NOW) -> Retained:
     engine = store.connect(desk.dsn, application="test")
     try:
         officer = Officer("cli:ada", at, _ids, "retention")
-        return retain(engine, Opener(keys_in(desk.directory)), officer, copies=timedelta(hours=24))
+        return retain(engine, Opener(keys_in(desk.directory)), officer, copies=timedelta(hours=24), signer_of=signer_of)
     finally:
         engine.dispose()
 
@@ -84,9 +95,6 @@ def test_what_was_not_on_record_is_a_deletion(desk: Desk) -> None:
 
 
 def test_a_hold_keeps_keys_and_days(desk: Desk) -> None:
-    def place(connection: sa.Connection, opener: Opener, name: str, subject: Any) -> None:
-        erasing.place_hold(connection, opener.provider, Officer("cli:ada", NOW, _ids, "court"), name, "acme", subject)
-
     desk.act(place, name="h1", subject="o1")
     done = run(desk)
     assert (done.keys, done.recorded) == (2, [])
@@ -95,6 +103,149 @@ def test_a_hold_keeps_keys_and_days(desk: Desk) -> None:
     desk.act(lambda connection, _: erasing.release_hold(connection, Officer("cli:ada", NOW, _ids), "h1"))
     assert run(desk).keys == 1
     assert desk.opened()["o1"] == "erased"
+
+
+def place(connection: sa.Connection, opener: Opener, name: str = "h1", subject: Any = None) -> None:
+    erasing.place_hold(connection, opener.provider, Officer("cli:ada", NOW, _ids, "court"), name, "acme", subject)
+
+
+def release(connection: sa.Connection, _: Opener) -> None:
+    assert erasing.release_hold(connection, Officer("cli:ada", NOW, _ids), "h1")
+
+
+def kinds(desk: Desk) -> list[str]:
+    return [fault.kind for fault in check(desk.dsn, desk.directory / "anchor").faults]
+
+
+def test_a_hold_between_the_record_of_a_drop_and_the_drop_keeps_the_day(desk: Desk) -> None:
+    recorded(desk)
+    desk.act(place)
+    held = run(desk)
+    assert (held.dropped, held.held) == ([], ["acme", "acme"])
+    assert days(desk) == {"o1", "o2", "m1", "m2", "n1"}
+    desk.ship(0)
+    assert kinds(desk) == []
+    tamper(desk.dsn, "DELETE FROM warden.audit_calls WHERE call_id = 'o1'")  # what was on record is excused no more
+    assert kinds(desk) == ["deletion"]
+
+
+def test_a_released_day_goes_after_a_new_record(desk: Desk) -> None:
+    recorded(desk)
+    desk.act(place)
+    assert run(desk).dropped == []
+    desk.act(release)
+    desk.ship(0)
+    assert (len(run(desk).recorded), days(desk)) == (1, {"o1", "o2", "m1", "m2", "n1"})
+    desk.ship(0)
+    assert len(run(desk).dropped) == 1
+    assert days(desk) == {"m1", "m2", "n1"}
+    assert kinds(desk) == []
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_hold_while_a_day_is_being_dropped_keeps_it(desk: Desk, monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+    """Between its being detached and its end; also where the run died there and the next one goes on."""
+    recorded(desk)
+    detach = retaining._detach
+
+    def detached(engine: sa.Engine, day: Any) -> None:
+        detach(engine, day)
+        desk.act(place)
+        if dies:
+            raise OSError("died")
+
+    with monkeypatch.context() as between:
+        between.setattr(retaining, "_detach", detached)
+        if dies:
+            with pytest.raises(OSError, match="died"):
+                run(desk)
+            assert days(desk) == {"m1", "m2", "n1"}  # away, not gone
+        else:
+            assert run(desk).dropped == []
+    assert run(desk).dropped == []
+    assert days(desk) == {"o1", "o2", "m1", "m2", "n1"}
+    desk.ship(0)
+    assert kinds(desk) == []
+
+
+def test_a_day_whose_drop_broke_off_goes_in_the_next_run(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(desk)
+    with monkeypatch.context() as between:
+        between.setattr(retaining, "_end_day", lambda *_: (_ for _ in ()).throw(OSError("died")))
+        with pytest.raises(OSError, match="died"):
+            run(desk)
+    assert len(run(desk).dropped) == 1
+    assert not query(desk.dsn, "SELECT 1 FROM pg_class WHERE relname = %s", retaining.store.partition_name(OLD))
+    assert kinds(desk) == []
+
+
+def test_a_hold_waits_for_a_drop_that_is_under_way_and_comes_after_it(desk: Desk) -> None:
+    recorded(desk)
+    engine = store.connect(desk.dsn, application="test")
+    with store.transaction(engine) as connection, ThreadPoolExecutor(1) as pool:
+        retaining.lock_keys(connection, ["acme"])  # as the drop does it
+        placing = pool.submit(desk.act, place)
+        waits_for_lock(desk.dsn)
+        assert not placing.done()
+        connection.commit()
+        placing.result(30)
+    engine.dispose()
+
+
+def test_what_is_kept_longer_and_came_late_keeps_its_day(desk: Desk) -> None:
+    """A day on record of which not everything is over any more."""
+    recorded(desk)
+    desk.journal.append(*completed(NOW - timedelta(days=10), call_id="late", retention_days=400))
+    desk.ship(1)
+    assert run(desk).dropped == []
+    assert "late" in days(desk)
+    desk.ship(0)
+    assert kinds(desk) == []
+    tamper(desk.dsn, "DELETE FROM warden.audit_calls WHERE call_id = 'o1'")
+    assert kinds(desk) == ["deletion"]
+
+
+def test_two_runs_at_once_are_one(desk: Desk) -> None:
+    engine = store.connect(desk.dsn, application="test")
+    with store.transaction(engine) as connection:
+        connection.exec_driver_sql("SELECT pg_advisory_xact_lock(hashtextextended('warden.retain', 0))")
+        with pytest.raises(retaining.BusyError):
+            run(desk)
+    engine.dispose()
+    assert run(desk).recorded
+
+
+def test_a_record_of_a_drop_that_nobody_signed_drops_and_excuses_nothing(desk: Desk) -> None:
+    """Whoever may record acts, or write the fleet's log, can write one: an officer, a reader, a sidecar's login."""
+    told = {
+        "day": str(OLD),
+        "rows": 2,
+        "logs": {query(desk.dsn, "SELECT max(log) FROM warden.audit_calls")[0][0]: [[0, 9]]},
+    }
+    act = "INSERT INTO warden.audit_events (id, at, kind, detail) VALUES ('x', now(), 'partition_dropped', %s)"
+    query(desk.dsn, act, json.dumps(told))
+    desk.ship(0)  # an honest sidecar takes it up, and signs
+    assert run(desk).dropped == []
+    assert days(desk) == {"o1", "o2", "m1", "m2", "n1"}
+    assert kinds(desk) == ["insertion"]
+    tamper(desk.dsn, "DELETE FROM warden.audit_calls WHERE call_id = 'm2'")
+    assert sorted(kinds(desk)) == ["deletion", "insertion"]
+
+
+def test_a_sidecars_login_cannot_make_retention_drop_a_day(desk: Desk) -> None:
+    """It writes the fleet's log: an entry, a head that nobody signed, and the act as if it were restored."""
+    login = own_dsn(desk.dsn, RoleKind.SIDECAR, "pod-1")
+    log = query(desk.dsn, "SELECT max(log) FROM warden.audit_calls")[0][0]
+    values = {"id": "x", "at": NOW.isoformat(), "kind": "partition_dropped", "actor": "", "reason": "",
+              "detail": {"day": str(OLD), "rows": 9, "logs": {log: [[0, 99]]}}, "sanitised": False}  # fmt: skip
+    body = json.dumps({"kind": "event", "id": "x", "leaf": "", "values": values})
+    (size,) = query(desk.dsn, "SELECT max(position) + 1 FROM warden.fleet_entries")[0]
+    query(login, "INSERT INTO warden.fleet_entries VALUES (%s, %s, 'x')", size, body)
+    query(login, "SELECT warden.restore_events(%s)", size)
+    query(login, "INSERT INTO warden.audit_checkpoints VALUES ('fleet', 1000000, 'no head', now())")
+    assert run(desk).dropped == []
+    assert days(desk) == {"o1", "o2", "m1", "m2", "n1"}
+    assert {"insertion", "replaced_checkpoint"} <= set(kinds(desk))
 
 
 def looked(desk: Desk) -> Upkeep:

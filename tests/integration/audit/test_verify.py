@@ -57,10 +57,10 @@ def fill(dsn: str, directory: Path, *, calls: int = 12, rounds: int = 3, journal
 @pytest.fixture
 def log(dsn: str, tmp_path: Path) -> str:
     made = fill(dsn, tmp_path)
-    assert check(dsn, tmp_path / "anchor").shape() | {"logs": 0, "checkpoints": 0} == {
+    assert check(dsn, tmp_path / "anchor").shape() | {"logs": 0, "checkpoints": 0, "oldest_read": 0} == {
         "ok": True, "records": 13, "checkpoints": 0, "faults": [], "faults_total": 0, "anchored": True,
         "anchored_size": ANY, "witnessed": None, "unsigned": 0, "uncopied": [],
-        "resumed": 0, "logs": 0,
+        "resumed": 0, "oldest_read": 0, "logs": 0,
     }  # fmt: skip
     return made
 
@@ -108,6 +108,16 @@ TAMPERINGS: list[tuple[str, FaultKind, Tamper]] = [
      lambda f: f.sql("UPDATE warden.audit_logs SET frontier = set_byte(frontier, 0, 255 - get_byte(frontier, 0))"
                      " WHERE log <> 'fleet'")),
     ("two signed heads of one size", FaultKind.FORK, lambda f: f.fork()),
+    ("the usage of an hour is altered", FaultKind.ALTERED_COLUMN,
+     lambda f: f.sql("UPDATE warden.usage_hours SET output_tokens = output_tokens - 1")),
+    ("the usage of an hour is deleted", FaultKind.ALTERED_COLUMN, lambda f: f.sql("DELETE FROM warden.usage_hours")),
+    ("usage that nobody had is added", FaultKind.ALTERED_COLUMN, lambda f: f.sql(
+        "INSERT INTO warden.usage_hours (hour, tenant, model, key_id, log, calls)"
+        " SELECT min(hour), 'birch', 'chat', '', max(log), 1 FROM warden.usage_hours")),
+    ("a bundle is altered", FaultKind.ALTERED_COLUMN, lambda f: f.sql(
+        "INSERT INTO warden.bundles (digest, content, first_loaded_at, sidecar)"
+        " VALUES ('sha256:00', 'other', now(), 'pod-1')")),
+    ("a day is detached and another table put in its place", FaultKind.DELETION, lambda f: f.detach()),
 ]  # fmt: skip
 
 
@@ -188,6 +198,15 @@ def test_a_log_that_ended_without_a_word_is_unclosed(dsn: str, tmp_path: Path, l
     assert FaultKind.UNCLOSED_LOG in kinds
 
 
+def test_a_tail_on_a_closed_log_is_named_for_what_it_is(dsn: str, tmp_path: Path, log: str) -> None:
+    forger = Forger(dsn, log)
+    forger.extend()
+    assert check(dsn, tmp_path / "anchor").unsigned == 1  # a sidecar that began again a moment ago looks so
+    (fault,) = check(dsn, tmp_path / "anchor", later=timedelta(minutes=11)).faults
+    assert (fault.kind, fault.log, fault.position) == (FaultKind.INSERTION, log, 13)
+    assert "after the log was closed" in fault.detail
+
+
 def test_a_log_that_no_sidecar_wrote_is_none_whatever_its_time_and_whoever_takes_it_up(
     dsn: str, tmp_path: Path, log: str
 ) -> None:
@@ -197,7 +216,10 @@ def test_a_log_that_no_sidecar_wrote_is_none_whatever_its_time_and_whoever_takes
     more = FakeJournal(Place("pod-1", "journal-2", "eu-west-1", "EU"))
     fill(dsn, tmp_path, journal=more)  # the fleet's log names what the database says is there
     report = check(dsn, tmp_path / "anchor")
-    assert (report.faults, report.unsigned) == ([], 3)  # and nothing of it counts as signed
+    assert report.unsigned == 3  # and nothing of it counts as signed
+    assert {(fault.kind, fault.log) for fault in report.faults} == {
+        (FaultKind.ALTERED_COLUMN, "pod-9.beef")
+    }  # its usage
     found = check(dsn, tmp_path / "anchor", later=timedelta(hours=25)).faults
     assert (FaultKind.INSERTION, "pod-9.beef") in {(fault.kind, fault.log) for fault in found}
 
@@ -239,6 +261,18 @@ def test_it_resumes_where_it_was(dsn: str, tmp_path: Path, log: str) -> None:
     Forger(dsn, log).truncate(8, heads=True)
     kinds = {fault.kind for fault in verify(dsn, options, jurisdiction="EU").faults}
     assert FaultKind.TRUNCATED_TAIL in kinds
+
+
+def test_everything_is_read_again_in_its_time(dsn: str, tmp_path: Path, log: str) -> None:
+    """What was altered behind the place that a run goes on from shows in no run that goes on."""
+    at = datetime.now(UTC)
+    options = Options(keys, at, resume=tmp_path / "progress", full_every=timedelta(days=7))
+    assert verify(dsn, options, jurisdiction="EU").oldest_read == at
+    Forger(dsn, log).sql("UPDATE warden.audit_calls SET outcome = 'failed' WHERE position = 3")
+    again = verify(dsn, replace(options, now=at + timedelta(days=6)), jurisdiction="EU")
+    assert (again.resumed, again.oldest_read, again.faults) == (13, at, [])
+    whole = verify(dsn, replace(options, now=at + timedelta(days=7)), jurisdiction="EU")
+    assert (whole.resumed, [fault.kind for fault in whole.faults]) == (0, [FaultKind.ALTERED_COLUMN])
 
 
 def test_what_no_head_is_of_is_no_place_to_go_on_from(dsn: str, tmp_path: Path, log: str) -> None:

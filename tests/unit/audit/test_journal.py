@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 
 import pytest
 
@@ -173,6 +173,31 @@ def test_max_bytes_refuses_new_calls(tmp_path: Path) -> None:
         assert journal.nbytes < 5400
     assert journal.state is State.FULL
     assert isinstance(journal.append(b"x" * 200, reserve=True), int)
+
+
+def test_a_quiet_journals_segment_is_closed_in_its_time_and_goes(tmp_path: Path) -> None:
+    """Where few call, a segment would take months to fill, and what it began with would be kept as long."""
+    now = [time_ns()]
+    bounds = replace(ROOMY, keep_s=3600.0)
+    journal = open_journal(tmp_path, bounds=bounds, wall_ns=lambda: now[0])
+    assert bounds.segment_s == 450.0
+    assert journal.append(b"old") == 0
+    now[0] += 449 * 10**9
+    journal.look()
+    assert len(segments_in(tmp_path)) == 1
+    now[0] += 10**9
+    for _ in range(3):
+        journal.look()
+        now[0] += 451 * 10**9  # an empty one is closed by nobody
+    assert len(segments_in(tmp_path)) == 2
+    journal.sync()
+    write_shipped(tmp_path, 0)
+    now[0] += 3600 * 10**9
+    journal.look()
+    assert entries(tmp_path) == []
+    assert journal.append(b"new") == 1
+    assert entries(tmp_path, 1) == [(1, b"new")]
+    journal.close()
 
 
 def test_the_ladder_is_climbed_and_left_with_what_can_be_freed(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ LAYOUT: dict[type[msgspec.Struct], str] = {
         conversation model version request_id data_class rule bundle level retention_days peer trace_id span_id
         parent_id sampled parameters tensors request_bytes prompt_tokens requested_tokens prompt would_refuse
         may_trace alias routed_version route route_why redact roles narrowed classes would_rule findings searchable
-        reserved store""",
+        reserved store actor""",
     Admitted: "call",
     Refused: "call reason status detail internal",
     Output: "call_id at_ns offset texts store",

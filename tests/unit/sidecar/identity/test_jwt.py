@@ -72,6 +72,24 @@ def test_claims_are_found_by_path_and_by_name() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "actor"),
+    [(None, ""), ({}, ""), ({"iss": "x"}, ""), ({"sub": "cli:olga", "act": {"sub": "older"}}, "cli:olga")],
+)
+def test_who_had_a_token_made_is_known(given: Any, actor: str) -> None:
+    """RFC 8693 §4.1: the outermost `act` is the current actor."""
+    found = verifier().identify(good(act=given), NOW)
+    assert isinstance(found, Principal)
+    assert found.actor == actor
+
+
+@pytest.mark.parametrize("given", ["cli:olga", ["cli:olga"], {"sub": 7}, {"sub": "a\nb"}, {"sub": "x" * 10_000}])
+def test_an_actor_that_is_none_is_refused(given: Any) -> None:
+    found = verifier().identify(good(act=given), NOW)
+    assert isinstance(found, Denial)
+    assert found.reason is Reason.TOKEN_MALFORMED
+
+
+@pytest.mark.parametrize(
     ("given", "classes"), [(None, ()), ("phi", ("phi",)), (["phi", "public"], ("phi", "public")), ([], ())]
 )
 def test_a_token_may_say_its_data_s_classes(given: object, classes: tuple[str, ...]) -> None:

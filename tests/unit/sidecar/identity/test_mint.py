@@ -36,6 +36,7 @@ def test_a_minted_token_verifies_against_the_published_keys(kind: Literal["EdDSA
         found = verifier.identify(token.encode(), NOW)
         assert isinstance(found, Principal)
         assert (found.tenant, found.name, found.expires_at) == ("acme", "alice", expires)
+        assert found.actor == "cli:olga"  # goes into each call's record
     assert expires == NOW + 900
 
 
