@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
+import shlex
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import typer
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 from policies.bundle import Bundle, compile_bundle
 from policies.cases import run_cases
 from policies.document import AuditDoc, GuardDoc, ModelsDoc, PlansDoc, ResidencyDoc
+from sidecar.cli.main import build
+from sidecar.core.reasons import Reason
 from sidecar.runtime.copy_settings import CopySection
 from sidecar.runtime.settings import (
     AnchorSection,
@@ -29,7 +33,8 @@ from sidecar.runtime.settings import (
 from tests.support.policy import demo_bundle
 
 README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"```yaml\n(.*?)```", README.read_text(), re.DOTALL)
+TEXT = README.read_text()
+BLOCKS = re.findall(r"```yaml\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
@@ -70,3 +75,39 @@ def test_every_kind_of_identity_provider_has_an_example() -> None:
     text = "".join(BLOCKS)
     for sign in ("/realms/", "login.microsoftonline.com", "kubernetes.io.namespace", "spiffe://"):
         assert sign in text
+
+
+def test_every_reason_of_a_refusal_is_explained() -> None:
+    told = {name for line in TEXT.splitlines() if line.startswith("| `") for name in re.findall(r"`([A-Z_]+)`", line)}
+    assert set(Reason) <= told
+
+
+def test_every_link_leads_somewhere() -> None:
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL), re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert len(anchors) == len(titles)
+    links = re.findall(r"\]\(([^)]+)\)", TEXT)
+    assert len(links) > 20
+    for link in links:
+        if link.startswith("#"):
+            assert link[1:] in anchors, link
+        else:
+            assert "://" in link or (README.parent / link).exists(), link
+
+
+def test_every_command_that_it_shows_is_one() -> None:
+    blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", TEXT, re.DOTALL | re.MULTILINE)
+    joined = "\n".join(block for language, block in blocks if not language).replace("\\\n", " ")
+    shown = [line.strip().removeprefix("$ ") for line in joined.splitlines()]
+    commands = [shlex.split(line, comments=True) for line in shown if line.startswith("warden ")]
+    assert len(commands) > 50
+    root = typer.main.get_command(build())
+    for words in commands:
+        command: Any = root
+        rest = words[1:]
+        while hasattr(command, "commands"):
+            assert rest[0] in command.commands, words
+            command, rest = command.commands[rest[0]], rest[1:]
+        known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        unknown = {word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)} - known
+        assert unknown == set(), words
