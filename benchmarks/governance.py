@@ -16,6 +16,7 @@ from typing import Any, Final
 from audit import appending, writing
 from audit.seal import create_key_file
 from benchmarks.setup import UNARY, lifted_bundle, told_of_itself, unary_request, unary_response
+from policies.guards import Guards
 from sidecar.cli.demo.stack import AUDIENCE, ISSUER, JURISDICTION, REGION
 from sidecar.core.governor import Governor, Ports, Recorded
 from sidecar.core.model import Outcome, OutcomeKind
@@ -39,15 +40,19 @@ STEPS: Final[tuple[tuple[str, str, str], ...]] = (
     ("reader", "head", "head: model and version"),
     ("policy", "authorise", "authorise (verdict cached)"),
     ("reader", "facts", "facts: prompt, parameters"),
+    ("guards", "prompt", "guards on the prompt"),
     ("reader", "isolate", "isolate"),
     ("reader", "demand", "demand"),
     ("quotas", "reserve", "reserve"),
     ("recorder", "admitted", "record ADMITTED: build, encode"),
     ("instruments", "admitted", "count admitted"),
+    ("guards", "watch", "guards on the output: begin"),
     ("reader", "response", "read the response"),
+    ("quotas", "grow", "tokens used so far"),
     ("quotas", "settle", "give back"),
     ("recorder", "settled", "record outcome: build, encode"),
     ("instruments", "settled", "count settled"),
+    ("reader", "ended", "count for ModelStatistics"),
 )
 SEAL: Final = "seal a journal frame (2 a call)"
 WRITE: Final = "write(2) a journal frame (2 a call)"
@@ -215,16 +220,32 @@ def breakdown(made: Rig, calls: int) -> dict[str, float]:
     )
     plain, made.governor = made.governor, Governor(timed)
     recorder._append = timer(log.append, inner[APPEND])  # noqa: SLF001 — as above
-    restore = _time_journal(inner)
+    restore = _time_guards(spent), _time_journal(inner)
     total: list[int] = []
     whole = _timed(made.govern, total)
     try:
-        for _ in range(calls):
+        for call in range(calls):
             whole()
+            for times in inner.values():  # a third entry: the machine stood still, and the output had to be journaled
+                del times[2 * call + 2 :]
     finally:
-        restore()
+        for each in restore:
+            each()
         made.governor, recorder._append = plain, log.append  # noqa: SLF001 — as above
     return _told(spent, inner, total)
+
+
+def _time_guards(spent: dict[tuple[str, str], list[int]]) -> Callable[[], None]:
+    """They are a verdict's own, so all of them are timed."""
+    prompt, watch, timed = Guards.prompt, Guards.watch, ("prompt", "watch")
+    guards: Any = Guards
+    for name in timed:
+        setattr(guards, name, _timed(getattr(guards, name), spent.setdefault(("guards", name), [])))
+
+    def restore() -> None:
+        guards.prompt, guards.watch = prompt, watch
+
+    return restore
 
 
 def _time_journal(inner: dict[str, list[int]]) -> Callable[[], None]:
