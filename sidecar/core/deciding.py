@@ -78,14 +78,16 @@ class Deciding:
 
     def turns_away(self, credential: Credential | Denial, at: Instant) -> bool:
         """Whether a call with this credential would be refused whatever its message says, so that none need be read."""
+        return self.account(credential, at) is None
+
+    def account(self, credential: Credential | Denial, at: Instant) -> str | None:
+        """``tenant`` of a call with this credential; None where ``turns_away`` says so."""
         if self._draining:
-            return True
+            return None
         if self._mode is Mode.OBSERVE:
-            return False
-        if isinstance(credential, Denial):
-            return True
-        who = self._ports.identity.identify(credential, at.wall)
-        return isinstance(who, Denial) or not self._ports.policies.current().serves(who.tenant)
+            return self.tenant(credential, at)
+        who = credential if isinstance(credential, Denial) else self._ports.identity.identify(credential, at.wall)
+        return None if isinstance(who, Denial) or not self._ports.policies.current().serves(who.tenant) else who.tenant
 
     def tenant(self, credential: Credential | Denial, at: Instant) -> str:
         """On whose account the call is; those whom nobody knows, but ``observe`` lets pass, have one together."""

@@ -13,9 +13,9 @@ KEY_PREFIX: Final = b"wdn_"
 _TOKEN_PREFIX: Final = b"eyJ"  # base64url of the '{"' that a JWT begins with (RFC 7519 §3.1)
 _TOKEN_DOTS: Final = 2
 
-_NAMES: Final = frozenset({b"authorization", b"x-api-key"})
+_NAMES: Final = frozenset({b"authorization", b"x-api-key", "authorization", "x-api-key"})  # as either wire has them
 # gRPC would decode these from base64 (gRPC over HTTP/2, "Binary-Header"), so they are a second place for a credential.
-_BINARY: Final = frozenset({b"authorization-bin", b"x-api-key-bin"})
+_BINARY: Final = frozenset({b"authorization-bin", b"x-api-key-bin", "authorization-bin", "x-api-key-bin"})
 _BOUND: Final = "this listener speaks for one principal and takes no credential: leave it out, or use the tenants' port"
 
 Header = tuple[bytes | str, bytes | str]
@@ -51,11 +51,11 @@ def _sent(headers: Iterable[Header]) -> list[tuple[bytes, bytes]] | Denial:
     """The headers that may carry a credential: lower-case name, value."""
     found: list[tuple[bytes, bytes]] = []
     for raw_name, raw_value in headers:
-        name = _bytes(raw_name).lower()
+        name = raw_name.lower()
         if name in _BINARY:
-            return _ambiguous(f"{name.decode()} is not accepted")
+            return _ambiguous(f"{_bytes(name).decode()} is not accepted")
         if name in _NAMES:
-            found.append((name, _bytes(raw_value).strip(b" \t")))
+            found.append((_bytes(name), _bytes(raw_value).strip(b" \t")))
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import threading
-import uuid
 
 from sidecar.core.model import Instant
 
@@ -18,16 +17,17 @@ class RandomIds:
     def __init__(self, ratio: float) -> None:
         self._ratio = ratio
         self._random = random.Random(os.urandom(16))  # noqa: S311 — chooses what is sampled, guards nothing
-        self._pool = b""
+        self._pool, self._at = b"", 0
         self._lock = threading.Lock()  # two that take the same bytes would give two calls one id
 
     def _take(self, size: int) -> bytes:
         with self._lock:
-            pool = self._pool
-            if len(pool) < size:
-                pool = os.urandom(_POOL_BYTES)
-            self._pool = pool[size:]
-            return pool[:size]
+            at = self._at
+            if at + size > len(self._pool):
+                self._pool, at = os.urandom(_POOL_BYTES), 0
+            taken = self._pool[at : at + size]
+            self._at = at + size
+            return taken
 
     def call(self, at: Instant) -> str:
         return uuid7(at.wall_ns, self._take(10))
@@ -47,4 +47,7 @@ def uuid7(wall_ns: int, randomness: bytes) -> str:
     ms = (wall_ns // 1_000_000) & ((1 << 48) - 1)
     rand = int.from_bytes(randomness, "big")
     value = ms << 80 | 0x7 << 76 | ((rand >> 64) & 0xFFF) << 64 | 0b10 << 62 | (rand & ((1 << 62) - 1))
-    return str(uuid.UUID(int=value))
+    text = f"{value:032x}"
+    return (
+        f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"  # as uuid.UUID writes it, at half the cost
+    )

@@ -79,9 +79,9 @@ class AsgiWire:
         if not governed(context.method):
             await self._answer(context, receive, reply)
             return
-        status = unary.refuse(self._services, context)
-        if status is None:
-            with unary.hold(self._services, context) as held:
+        status = unary.received(self._services, context)
+        if isinstance(status, Held):
+            with status as held:
                 body = Body(receive, held, self._services.bounds, context.encoding)
                 serve = self._stream if context.method.streaming else self._unary
                 with self._departures_here().watch(body.client_gone):
@@ -92,7 +92,9 @@ class AsgiWire:
 
     def _departures_here(self) -> Departures:
         """One for each listener's loop."""
-        return self._departures.setdefault(asyncio.get_running_loop(), Departures())
+        loop = asyncio.get_running_loop()
+        found = self._departures.get(loop)
+        return self._departures.setdefault(loop, Departures()) if found is None else found
 
     async def _answer(self, context: RpcContext, receive: Receive, reply: Reply) -> None:
         if context.method.streaming:

@@ -45,16 +45,23 @@ class Body:
 
     async def first(self, most: int) -> list[bytes]:
         """The first messages, ``most`` of them or until their end; raises as ``messages`` does."""
-        return [message async for message in self.messages(most)]
+        event = await self._event()
+        if event["type"] == "http.request" and not event.get("more_body", False):  # all at once: nearly always
+            message = self._frames.alone(event.get("body", b""))
+            if message is not None:
+                self._take(len(message))
+                self._whole = True
+                return [message]
+        return [message async for message in self.messages(most, event)]
 
-    async def messages(self, most: int | None = None) -> AsyncIterator[bytes]:
-        """Each message is taken from the budget; who is given it gives it back.
+    async def messages(self, most: int | None = None, event: dict[str, Any] | None = None) -> AsyncIterator[bytes]:
+        """Each message is taken from the budget; who is given it gives it back. ``event``: the first, where it is here.
 
         Raises ``ClientGone``, ``MalformedRequest``, ``UnsupportedEncoding``, ``BufferError`` (the budget is spent).
         """
         count = 0
         while True:
-            event = await self._event()
+            event = event or await self._event()
             if event["type"] == "http.disconnect":
                 raise ClientGone
             data = event.get("body", b"")
@@ -71,6 +78,7 @@ class Body:
                 self._whole = True
                 self._frames.end()
                 return
+            event = None
 
     def _take(self, size: int) -> None:
         if not self._held.take(size):

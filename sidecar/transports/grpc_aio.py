@@ -116,10 +116,9 @@ class WardenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
     async def _serve(self, rpc: RpcContext, context: Context) -> unary.Answer:
         if not governed(rpc.method):
             return await self._health(rpc, context)
-        status = unary.refuse(self._services, rpc)
-        if status is not None:
-            return unary.Answer(None, status)
-        held = unary.hold(self._services, rpc)
+        held = unary.received(self._services, rpc)
+        if isinstance(held, render.Status):
+            return unary.Answer(None, held)
         context.add_done_callback(lambda _: held.release())  # the answer is sent by then; here it is only returned
         with self._live.track(rpc.credential) as live:
             try:

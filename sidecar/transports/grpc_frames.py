@@ -50,6 +50,13 @@ class FrameReader:
         """Bytes held of a message that is not whole yet."""
         return self._size
 
+    def alone(self, data: bytes) -> bytes | None:
+        """The message, where ``data`` is one whole, uncompressed, of a size that is accepted, and all else is None."""
+        size = len(data) - PREFIX
+        if self._size or size < 0 or size > self._limit or data[0] or int.from_bytes(data[1:PREFIX], "big") != size:
+            return None
+        return data[PREFIX:]
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Whole messages, in order. Raises ``MalformedRequest`` (too large, bad flag) or ``UnsupportedEncoding``."""
         for flag, message in self.frames(data):

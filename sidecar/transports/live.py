@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from sidecar.core.model import Credential, Denial
 
 
 class LiveRpc:
-    """One RPC's task; ``ending`` tells its handler why we cancelled it, and is None where the client did."""
+    """One RPC's task; ``ending`` tells its handler why we cancelled it, and is None where the client did.
 
-    __slots__ = ("_idle", "_loop", "_on_end", "_task", "credential", "ending")
+    It can be ended while it is entered.
+    """
+
+    __slots__ = ("_all", "_idle", "_loop", "_on_end", "_task", "credential", "ending")
 
     def __init__(
         self,
+        rpcs: LiveRpcs,
         task: asyncio.Task[None],
         credential: Credential | Denial | None,
         on_end: Callable[[Denial], None] | None,
         idle: Callable[[], bool] | None,
     ) -> None:
+        self._all = rpcs
         self._task = task
         self._loop = task.get_loop()
         self._on_end = on_end
         self._idle = idle
         self.credential = credential
         self.ending: Denial | None = None
+
+    def __enter__(self) -> LiveRpc:
+        self._all.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._all.discard(self)
 
     def cut(self, denial: Denial) -> None:
         """End it with ``denial``; callable from any thread."""
@@ -60,24 +71,24 @@ class LiveRpcs:
     def __len__(self) -> int:
         return len(self._rpcs)
 
-    @contextmanager
     def track(
         self,
         credential: Credential | Denial | None = None,
         on_end: Callable[[Denial], None] | None = None,
         idle: Callable[[], bool] | None = None,
-    ) -> Iterator[LiveRpc]:
+    ) -> LiveRpc:
         """Within it the RPC can be ended. Its credential must be looked at (again) only after it is tracked."""
         task = asyncio.current_task()
         assert task is not None
-        rpc = LiveRpc(task, credential, on_end, idle)
+        return LiveRpc(self, task, credential, on_end, idle)
+
+    def add(self, rpc: LiveRpc) -> None:
         with self._lock:
             self._rpcs.add(rpc)
-        try:
-            yield rpc
-        finally:
-            with self._lock:
-                self._rpcs.discard(rpc)
+
+    def discard(self, rpc: LiveRpc) -> None:
+        with self._lock:
+            self._rpcs.discard(rpc)
 
     def cut_all(self, denial: Denial) -> None:
         for rpc in self._all():

@@ -28,8 +28,20 @@ class Answer:
 
 def refuse(services: Services, context: RpcContext) -> render.Status | None:
     """Refuse before the message is read, where who calls (or that we drain) decides it already; else None."""
-    if not services.governor.turns_away(context.credential, services.now()):
-        return None
+    return None if _account(services, context) is not None else _turned_away(services, context)
+
+
+def received(services: Services, context: RpcContext) -> Held | render.Status:
+    """Where what this RPC will take of the buffers is counted; or its end, as ``refuse`` has it."""
+    tenant = _account(services, context)
+    return _turned_away(services, context) if tenant is None else Held(services.budget, tenant)
+
+
+def _account(services: Services, context: RpcContext) -> str | None:
+    return services.governor.account(context.credential, services.now())
+
+
+def _turned_away(services: Services, context: RpcContext) -> render.Status:
     exchange = Exchange(services, context.call(b""))
     opened = exchange.open()
     if isinstance(opened, Denial):

@@ -197,3 +197,30 @@ def test_a_bomb_is_put_out_as_soon_as_it_is_over_the_limit() -> None:
     assert [len(next(grown)), len(next(grown))] == [INFLATED, INFLATED]
     with pytest.raises(MalformedRequest, match="once decompressed"):
         next(grown)
+
+
+@pytest.mark.parametrize("message", [b"", b"x", b"x" * 1000])
+def test_a_message_that_came_alone_is_what_feeding_it_gives(message: bytes) -> None:
+    assert FrameReader(1000).alone(frame(message)) == message == read(frame(message))[0]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        frame(b"x")[:4],
+        frame(b"xy")[:-1],
+        frame(b"x") * 2,
+        frame(b"x") + b"\x00",
+        compressed(b"x"),
+        frame(b"x" * 1001),
+    ],
+)
+def test_what_is_anything_else_has_to_be_fed(data: bytes) -> None:
+    assert FrameReader(1000).alone(data) is None
+
+
+def test_no_message_comes_alone_behind_the_half_of_another() -> None:
+    frames = FrameReader(1000)
+    list(frames.feed(frame(b"xy")[:-1]))
+    assert frames.alone(frame(b"z")) is None
