@@ -75,33 +75,34 @@ class JournalRecorder:
     # --- ports.Recorder -------------------------------------------------------------------------------------------
 
     def admitted(self, admission: Admission, at: Instant) -> Denial | None:
-        rule, tenant = admission.verdict.audit, admission.principal.tenant
-        journal = self._journal
-        if rule.on_pressure is OnPressure.REFUSE and journal.over(tenant) and journal.pressure < Pressure.REFUSE:
-            return _over(tenant)
-        if self._sheds(rule, tenant):
-            rule = self._shedding(admission.call.id, rule)
+        call, verdict, asked, tenant = admission.call, admission.verdict, admission.facts, admission.principal.tenant
+        rule, journal = verdict.audit, self._journal
+        if rule.on_pressure is OnPressure.REFUSE:
+            if journal.over(tenant) and journal.pressure < Pressure.REFUSE:
+                return _over(tenant)
+        elif self._sheds(rule, tenant):
+            rule = self._shedding(call.id, rule)
         facts = call_facts(
-            admission.call,
+            call,
             admission.principal,
-            admission.facts,
+            asked,
             rule,
             at,
-            model=_answering(admission.verdict) or admission.facts.model or admission.verdict.profile.name,
-            version=admission.facts.version,
-            data_class=admission.verdict.data_class or admission.call.data_class,
-            rule=admission.verdict.rule,
-            bundle=admission.verdict.bundle,
-            prompt=content_of(admission.facts.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
+            model=_answering(verdict) or asked.model or verdict.profile.name,
+            version=asked.version,
+            data_class=verdict.data_class or call.data_class,
+            rule=verdict.rule,
+            bundle=verdict.bundle,
+            prompt=content_of(asked.prompts, self._kept(rule.level, AuditLevel.PROMPT)),
             would_refuse=admission.would_refuse,
             findings=admission.findings,
-            may_trace=admission.verdict.may_trace,
-            verdict=admission.verdict,
-            store=admission.verdict.store,
+            may_trace=verdict.may_trace,
+            verdict=verdict,
+            store=verdict.store,
             resident=not _elsewhere(admission.would_refuse),
             demand=admission.reservation.demand,
         )
-        denial = self._write(record.Admitted(facts), opens=facts.call_id, tenant=tenant)
+        denial = self._write(record.Admitted(facts), opens=call.id, tenant=tenant)
         if denial is not None:
             self._shed.discard(facts.call_id)  # nothing of it is kept, and enforced it has no end that would forget it
         return denial
@@ -148,7 +149,11 @@ class JournalRecorder:
         return self._write(entry, reserve=True, tenant=tenant)
 
     def settled(self, recorded: Recorded, output: Output, outcome: Outcome, usage: Usage, at: Instant) -> Denial | None:
-        call_id = recorded.admission.call.id
+        admission = recorded.admission
+        call_id, verdict, tenant = admission.call.id, admission.verdict, admission.principal.tenant
+        quoted = NOTHING
+        if outcome.quoted is not None:
+            quoted = self._quoted(outcome.quoted, AuditLevel.METADATA if call_id in self._shed else verdict.audit.level)
         entry = Settled(
             call_id=call_id,
             at_ns=at.wall_ns,
@@ -170,19 +175,13 @@ class JournalRecorder:
             duration_ns=usage.duration_ns,
             model_version=usage.model_version,
             model_digest=self._answered_by(recorded, usage.model_version),
-            quoted=self._quoted(
-                outcome.quoted,
-                AuditLevel.METADATA if call_id in self._shed else recorded.admission.verdict.audit.level,
-            ),
+            quoted=quoted,
             findings=recorded.findings,
             holds_until_ns=at.wall_ns + recorded.holds_ns if recorded.holds_ns else 0,
             kv_byte_ms=usage.kv_byte_ms,
-            store=recorded.admission.verdict.store,
+            store=verdict.store,
         )
-        denial = self._write(
-            entry, closes=call_id, reserve=True, tenant=recorded.admission.principal.tenant,
-            until_ns=entry.holds_until_ns,
-        )  # fmt: skip
+        denial = self._write(entry, closes=call_id, reserve=True, tenant=tenant, until_ns=entry.holds_until_ns)
         if denial is None or not recorded.in_journal:  # else its end is owed, and told with no more than was kept
             self._shed.discard(call_id)
         return denial
@@ -337,10 +336,8 @@ class JournalRecorder:
         keeps = level is AuditLevel.FULL or level is least
         return self._bound if keeps else None
 
-    def _quoted(self, words: Secret | None, level: AuditLevel) -> Content:
+    def _quoted(self, words: Secret, level: AuditLevel) -> Content:
         """An error text like an output: it may quote prompts, this call's or a batch-mate's."""
-        if words is None:
-            return NOTHING
         kept = min(self._bound, QUOTED_BYTES) if level is AuditLevel.FULL else None
         return content_of((words.reveal(),), kept)
 

@@ -181,8 +181,7 @@ class Governor(Deciding):
             recorded.count(facts, at)
             behind = recorded.lag(at)
             if facts.texts or facts.output_tokens:
-                tokens, exact = recorded.tokens
-                least = recorded.least_tokens
+                tokens, exact, least = recorded.tokens
                 spent = self._ports.quotas.grow(admission.reservation, tokens, at, exact=exact, least=least)
         if behind:
             self._catch_up(recorded, at)

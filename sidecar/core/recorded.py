@@ -146,15 +146,15 @@ class Recorded:
         return max(self._texts, -(-self.delivered_bytes // _BYTES_PER_TOKEN))
 
     @property
-    def tokens(self) -> tuple[int, bool]:
-        """Prompt and output so far, and whether the backend counted the output."""
-        output = self._counted if self._exact_out else self._estimated()
-        return self._input_tokens + output, self._exact_out
+    def tokens(self) -> tuple[int, bool, int]:
+        """Prompt and output so far; whether the backend counted the output; and the least there can have been.
 
-    @property
-    def least_tokens(self) -> int:
-        """Prompt and output so far, each text counted as one token: there can't have been fewer."""
-        return self._input_tokens + (self._counted if self._exact_out else self._texts)
+        The least is each text counted as one token.
+        """
+        if self._exact_out:
+            counted = self._input_tokens + self._counted
+            return counted, True, counted
+        return self._input_tokens + self._estimated(), False, self._input_tokens + self._texts
 
     def remaining_ns(self, at: Instant) -> int | None:
         """How long it would go on at its own pace to all that was asked of it; None: it has no pace yet.
