@@ -15,10 +15,11 @@ from policies.guards import Guards, compile_guards
 from policies.watching import Hold
 from sidecar.core.model import NO_FACTS, Contract, InferenceFacts, ModelProfile, Secret
 from sidecar.triton import methods
-from sidecar.triton import request as triton_request
+from sidecar.triton.chat import plan
 from sidecar.triton.isolation import Isolation
 from sidecar.triton.knowledge import ModelBook
-from sidecar.triton.reader import TritonReader
+from sidecar.triton.reader import TritonReader, named
+from sidecar.triton.request import read_form
 from sidecar.triton.sequences import SequenceTable
 from tests.support.kserve import packed, request
 
@@ -31,6 +32,7 @@ NUMBERS: Final = b"row 17; 2024-11-30; 1,234.56; 88 99; 20 of 44\n" * 24
 LOOKALIKES: Final = b"4111 1111 1111 1112 300 000 001 1.2.3 99999999 2001-02-0003 AB12 555 0199\n" * 15
 _CLASSES: Final = ("email", "phone", "iban", "card", "national_id", "ip")
 _KEY: Final = Secret(b"k" * 32)
+_REMEMBERED: Final = (read_form, plan, named)  # headers that were read already
 _UNARY: Final = methods.lookup(methods.KSERVE + "ModelInfer")
 
 
@@ -97,8 +99,7 @@ def reading(contract: Contract, message: bytes) -> Callable[[], InferenceFacts]:
     profile = ModelProfile("m", contract, stated=True)
 
     def read() -> InferenceFacts:
-        reader.head(_UNARY, message)
-        return reader.facts(_UNARY, message, profile)
+        return reader.facts(_UNARY, message, profile, reader.head(_UNARY, message))
 
     return read
 
@@ -109,7 +110,8 @@ def _requests(scale: int) -> dict[str, dict[str, float]]:
         read = reading(contract, message)
 
         def afresh(read: Callable[[], object] = read) -> None:
-            triton_request._form.cache_clear()  # noqa: SLF001 — headers that were read already are remembered
+            for remembered in _REMEMBERED:
+                remembered.cache_clear()
             read()
 
         found[name] = {

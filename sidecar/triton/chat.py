@@ -11,7 +11,7 @@ from sidecar.triton.contracts import estimate_tokens, sampled
 from sidecar.triton.layout import Layout
 from sidecar.triton.request import REMEMBERED, REMEMBERED_BYTES, check_id, read_form
 
-__all__ = ["read_chat"]
+__all__ = ["plan", "read_chat"]
 
 _STRING: Final = struct.Struct("<I")
 _TENSORS: Final = frozenset({"text_input", "sampling_parameters"})
@@ -29,7 +29,7 @@ class _Plan(NamedTuple):
 
 
 @lru_cache(REMEMBERED)
-def _plan(header: bytes) -> _Plan | None:
+def plan(header: bytes) -> _Plan | None:
     """None: it isn't one string of each. Raises ``MalformedRequest``, which isn't remembered."""
     form = read_form(header)
     inputs = form.inputs
@@ -51,28 +51,29 @@ def read_chat(data: bytes, found: Layout, profile: ModelProfile) -> InferenceFac
     try:
         request_id = data[found.id_start : found.id_end].decode()
         check_id(request_id)
-        plan = _plan(found.header(data))
-        if plan is None:
+        said = plan(found.header(data))
+        if said is None:
             return None
         (begin, stop), (again, end) = found.raws
         one, two = data[begin + 4 : stop], data[again + 4 : end]
-        if _STRING.unpack_from(data, begin)[0] != len(one) or _STRING.unpack_from(data, again)[0] != len(two):
+        said_one, said_two = _STRING.unpack_from(data, begin)[0], _STRING.unpack_from(data, again)[0]
+        if said_one != stop - begin - 4 or said_two != end - again - 4:
             return None  # not the one string that its shape says
-        prompt, document = (one, two) if plan.prompt_first else (two, one)
+        prompt, document = (one, two) if said.prompt_first else (two, one)
         sampling = sampled(document)
     except (MalformedRequest, UnicodeDecodeError, struct.error):
         return None
-    first, second = TensorFacts(*plan.tensors[0], stop - begin), TensorFacts(*plan.tensors[1], end - again)
+    first, second = TensorFacts(*said.tensors[0], stop - begin), TensorFacts(*said.tensors[1], end - again)
     requested = sampling.requested
     if requested is None:
         requested = min(profile.default_tokens, profile.max_tokens)
     return InferenceFacts(
         request_id,
-        plan.model,
-        plan.version,
+        said.model,
+        said.version,
         (first, second),
-        plan.outputs,
-        {**plan.parameters, **sampling.recorded} if plan.parameters else sampling.recorded,
+        said.outputs,
+        {**said.parameters, **sampling.recorded} if said.parameters else sampling.recorded,
         (prompt,),
         estimate_tokens(prompt),
         requested_tokens=requested or profile.max_tokens,

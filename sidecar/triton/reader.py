@@ -51,7 +51,7 @@ from sidecar.triton.responses import read_response
 from sidecar.triton.tallies import Tallies
 from sidecar.triton.tokens import Counter
 
-__all__ = ["TritonReader"]
+__all__ = ["TritonReader", "named"]
 
 # Triton reads a version with std::stol: "01", " 1", "+1" and "1abc" are all 1 there, so only one spelling is let
 # through. "" is the latest. 18 digits fit a long.
@@ -127,8 +127,8 @@ class TritonReader:
         if heading.infer:
             parts = layout(message, 0, len(message), RAW_TAG)
             if parts is not None and 0 < parts.named <= _NAMED_MAX:
-                named = _named(message[: parts.named])
-                return Head(named.model, named.version, parts)
+                head = named(message[: parts.named])
+                return Head(head.model, head.version, parts)
         model, version = _names(heading, message)
         return _checked(model, version) if method.by_model and (model or not method.all_models) else NO_HEAD
 
@@ -276,7 +276,7 @@ def _checked(model: str, version: str) -> Head:
 
 
 @lru_cache(_HEADS)
-def _named(names: bytes) -> Head:
+def named(names: bytes) -> Head:
     """Of a ModelInferRequest's first bytes, its name and version."""
     return _checked(*_names(_INFER, names))
 
