@@ -149,9 +149,12 @@ class Appending:
         if len(entry) > MAX_ENTRY_BYTES:
             return JournalFault(FaultKind.TOO_LARGE, f"an entry of {len(entry)} bytes is over {MAX_ENTRY_BYTES}")
         with self._lock:
-            refusal = self._refusal(reserve=reserve)
-            if refusal is not None:
-                return refusal
+            # Nearly never, so it is only then asked of what kind it is.
+            amiss = self._fault is not None or self._stalled is not None or self._starved or self._was_full
+            if amiss or self._headroom <= 0:
+                refusal = self._refusal(reserve=reserve)
+                if refusal is not None:
+                    return refusal
             segment = self._segment
             if segment is None or (segment.nbytes + len(entry) > self._bounds.segment_bytes and segment.index):
                 begun = self._rotate()

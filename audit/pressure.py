@@ -6,6 +6,7 @@ later than it is entered, so that a journal at its edge doesn't flicker.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -56,17 +57,17 @@ class Shares:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._held: dict[str, int] = {}
-        self._segment: dict[str, int] = {}  # of the segment that is written
+        self._held: defaultdict[str, int] = defaultdict(int)
+        self._segment: defaultdict[str, int] = defaultdict(int)  # of the segment that is written
         self._most = 1 << 62
 
     def add(self, tenant: str, nbytes: int) -> None:
-        self._held[tenant] = self._held.get(tenant, 0) + nbytes
-        self._segment[tenant] = self._segment.get(tenant, 0) + nbytes
+        self._held[tenant] += nbytes
+        self._segment[tenant] += nbytes
 
     def left(self) -> Mapping[str, int]:
         """Who has how much in the segment that was written until now; the next begins."""
-        segment, self._segment = self._segment, {}
+        segment, self._segment = self._segment, defaultdict(int)
         return segment
 
     def gone(self, segment: Mapping[str, int]) -> None:

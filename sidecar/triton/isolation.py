@@ -75,6 +75,7 @@ _TRITON: Final = "triton_"
 _TRITON_ALLOWED: Final = "triton_enable_empty_final_response"
 _SEQUENCE, _START, _END = "sequence_id", "sequence_start", "sequence_end"
 _PRIORITY, _TIMEOUT = "priority", "timeout"
+_QUEUED: Final = frozenset({_PRIORITY, _TIMEOUT})
 _CLASSIFICATION: Final = "classification"
 _CLASSIFYING: Final = f"/{_CLASSIFICATION}"
 # Triton reads the count modulo 2^32, so 2^62 is 0 there and means none; ImageNet's 1000 labels are as many as one asks.
@@ -135,12 +136,15 @@ class Isolation:
             sequence = found
         counting = Counting(call.message) if contract is Contract.GENERIC else asked_for(call.message, facts, model)
         sent = self.request_id(principal.tenant, name, facts.request_id)
-        added = [sequence.suffix, _queue(facts.parameters, verdict.limits), counting.suffix]
+        added = sequence.suffix
+        if not _QUEUED.isdisjoint(facts.parameters):
+            added += _queue(facts.parameters, verdict.limits)
+        added += counting.suffix
         if sent:
-            added.append(suffix.request_id(sent))
+            added += suffix.request_id(sent)
         return Forward(
             counting.message,
-            suffix=b"".join(added),
+            suffix=added,
             undo=_undo(facts.request_id, sent, counting, sequence),
             ordered=model is not None and not model.decoupled,
             sequence=sequence.key,
