@@ -256,7 +256,7 @@ def _leaf(v: tuple[Any, ...], parts: tuple[_Part, ...]) -> bytes:
      tokens_out, exact_in, exact_out, responses, answered, spent, held) = counts  # fmt: skip
     texts = (v[1], v[24], v[25], v[26], v[31], v[48], v[49])
     call_id, trace, span, parent, data_key, detail, internal = texts
-    there = (v[33], v[34], v[36], v[44], v[50], v[52], v[60])
+    there = (v[33] or None, v[34], v[36] or None, v[44], v[50], v[52] or None, v[60])
     mac, prompt, prompt_digest, settled, output, output_digest, ttft = there
     pairs = 5 + len(counts) - counts.count(0) + len(texts) - texts.count("") + len(there) - there.count(None)
     for part in parts:

@@ -9,12 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from audit.assemble import CallRecord
 from audit.batch import Batch, Cursor, decode_batch, encode_batch, make_batch
+from audit.filekeys import FileKeys
 from audit.logbook import ForkError, LogBook
 from audit.merkle import Frontier
-from audit.rows import EventRow
+from audit.rows import CallRow, EventRow, call_row, leaf_of
 from audit.tlog import parse_checkpoint, parse_note
+from audit.vault import Vault
 from sidecar.core.model import Secret
+from tests.support.store import PLACE, content, facts, settled
 
 ROOT = Secret(b"r" * 32)
 AT = datetime(2026, 11, 30, tzinfo=UTC)
@@ -43,6 +47,21 @@ def test_a_batch_is_the_same_after_the_disk(tmp_path: Path) -> None:
         decode_batch(encode_batch(msgspec.structs.replace(made, leaves=made.leaves[32:])))
     with pytest.raises(msgspec.DecodeError):
         decode_batch(encode_batch(made)[:-1])
+
+
+def test_a_batch_from_before_rows_were_packed_is_read_as_it_was(tmp_path: Path) -> None:
+    call = facts(AT, tenant="acme", prompt=content(b"a question"))
+    record = CallRecord(PLACE, 3, 5, call, settled(call, b"an answer"), [b"an answer"])
+    row, leaf = call_row(record, Vault(FileKeys(tmp_path / "keys", secrets.token_bytes), secrets.token_bytes), "log", 7)
+    cursors = [0, -1], [6, 5]
+    values = row.values[:-1]  # of before the last column there is
+    old = ["call", 7, 5, AT, call.call_id, values, 2000, [1, 2]]
+    data = msgspec.msgpack.encode(["log", "pod-1", "journal-1", "EU", 7, bytes(96), *cursors, [old], leaf, [], [], 1])
+    (found,) = decode_batch(data).rows
+    assert isinstance(found, CallRow)
+    assert found.values == values
+    assert (found.started, found.used, found.data_key, found.terms) == (row.started, row.used, row.data_key, [1, 2])
+    assert leaf_of(found) == leaf
 
 
 def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
