@@ -123,8 +123,11 @@ class Opener:
 
     def conversation_macs(
         self, connection: sa.Connection, conversation: str, *, tenant: str | None, days: tuple[date | None, date | None]
-    ) -> list[bytes]:
-        """What a conversation's name looks like under each data key of the time. Bounded by CONVERSATION_KEYS."""
+    ) -> list[tuple[bytes, date]]:
+        """What a conversation's name looks like under each data key of the time, with the one day that it seals.
+
+        Bounded by CONVERSATION_KEYS.
+        """
         c = data_keys.c
         query = sa.select(*_COLUMNS).where(c.wrapped.is_not(None))
         if tenant is not None:
@@ -135,8 +138,8 @@ class Opener:
         if until is not None:
             query = query.where(c.day <= until)
         found = connection.execute(query.order_by(c.day.desc()).limit(CONVERSATION_KEYS))
-        secrets = (unwrap(self.provider, key_row(row)).secret for row in found)
-        return [lookup(secret, "conversation", conversation) for secret in secrets if secret is not None]
+        opened = ((unwrap(self.provider, key_row(row)).secret, row.day) for row in found)
+        return [(lookup(secret, "conversation", conversation), day) for secret, day in opened if secret is not None]
 
     def pseudonym(self, tenant: str | None, name: str) -> str:
         """A name as a record of a search may keep it: equal for equal names, until the tenant's key is renewed."""

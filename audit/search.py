@@ -191,7 +191,7 @@ Days = Sequence[tuple[date, sa.ColumnElement[bool]]]
 
 
 def _sealed_conditions(connection: sa.Connection, asked: Filter, opener: Opener | None) -> tuple[Any, Days | None]:
-    """Who somebody is, is sealed: found by the data keys of that name; a subject's are each of one day.
+    """Who somebody is, is sealed: found by the data keys of that name, each of which is of one day.
 
     (conditions on every day; conditions that hold on their own day alone, None: no day is left out). Raises SearchError
     """
@@ -205,14 +205,31 @@ def _sealed_conditions(connection: sa.Connection, asked: Filter, opener: Opener 
         own = opener.keys_of(connection, asked.tenant, asked.principal)
         named = sa.and_(c.principal == asked.principal, c.principal != "")  # as its index says it
         always.append(sa.or_(named, sa.and_(c.principal == "", c.data_key.in_(own))))
+    by_day: list[dict[date, sa.ColumnElement[bool]]] = []
     if asked.conversation is not None:
         days = day_range(asked.since, asked.until)
         macs = opener.conversation_macs(connection, asked.conversation, tenant=asked.tenant, days=days)
-        always.append(_one_of(c.conversation_mac, macs))
-    if asked.subject is None:
+        by_day.append({day: _talked(day, each) for day, each in _grouped(macs).items()})
+    if asked.subject is not None:
+        keys = opener.dated_keys_of(connection, asked.tenant, asked.subject)
+        by_day.append({day: _one_of(c.data_key, each) for day, each in _grouped(keys).items()})
+    if not by_day:
         return always, None
-    by_day = _grouped(opener.dated_keys_of(connection, asked.tenant, asked.subject))
-    return always, [(day, _one_of(c.data_key, by_day[day])) for day in sorted(by_day, reverse=True)]
+    common = sorted(set.intersection(*map(set, by_day)), reverse=True)
+    return always, [(day, sa.and_(*(each[day] for each in by_day))) for day in common]
+
+
+def _talked(day: date, macs: list[bytes]) -> sa.ColumnElement[bool]:
+    """Of that day, and of one of these conversations; found by those first, for there may be a mac for each subject.
+
+    Ordered at once, Postgres would rather look through the whole day from its end on.
+    """
+    c = audit_calls.c
+    begins = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    window = c.started_at >= begins, c.started_at < begins + timedelta(days=1)
+    held = sa.select(c.started_at, c.call_id).where(*window, _one_of(c.conversation_mac, macs))
+    hits = held.cte("talked").prefix_with("MATERIALIZED", dialect="postgresql")
+    return sa.tuple_(c.started_at, c.call_id).in_(sa.select(hits.c.started_at, hits.c.call_id))
 
 
 def _grouped(found: list[tuple[Any, date]]) -> dict[date, list[Any]]:

@@ -39,6 +39,7 @@ def measure(dsn: str, directory: Path, *, quick: bool, calls: int | None = None)
     """By content size in bytes: what one process on one core does, with all that there is switched on.
 
     ``calls``: to catch up on, of each size. ``database_us``: CPU of Postgres a record, its own upkeep included.
+    ``grown_mb``: by how much memory this process grew meanwhile, at most.
     """
     return {
         str(size): _one(dsn, directory / str(size), size, calls or (some // 5 if quick else some))
@@ -59,8 +60,10 @@ def _one(dsn: str, directory: Path, size: int, calls: int) -> dict[str, Any]:
     wall, cpu, database = time.perf_counter(), time.process_time(), _postgres_us()
     runner = threading.Thread(target=shipper.run)
     runner.start()
+    began = most = _resident()
     while shipper.status.rows < calls or shipper.status.signed_size < calls:
         time.sleep(0.01)
+        most = max(most, _resident())
     wall, cpu, database = time.perf_counter() - wall, time.process_time() - cpu, _postgres_us() - database
     shipper._stop.set()  # noqa: SLF001 — as the process does on SIGTERM
     runner.join()
@@ -69,6 +72,7 @@ def _one(dsn: str, directory: Path, size: int, calls: int) -> dict[str, Any]:
         "shipped_per_s": round(calls / wall),
         "shipped_per_cpu_s": round(calls / cpu),
         "database_us": round(database / calls, 1),
+        "grown_mb": round((most - began) / 2**20, 1),
         "stored_bytes": _stored(made, calls),
         **_verified(made, calls),
     }
@@ -121,6 +125,11 @@ def _postgres_us() -> float:
         for number in children(os.getpid())
         if Path(f"/proc/{number}/exe").resolve().name == "postgres"
     )
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _stored(dsn: str, calls: int) -> int:

@@ -127,11 +127,14 @@ def _journal(found: dict[str, dict[str, float]]) -> list[Table]:
 
 
 def _evidence(found: dict[str, Any]) -> list[Table]:
-    table = Table(title="Evidence: from a journal into Postgres, sealed, in a signed log", title_justify="left")
+    behind = ", ".join(f"{row['calls']:,}" for row in found.values())
+    title = f"Evidence: from a journal into Postgres, sealed, in a signed log, catching up on {behind} calls"
+    table = Table(title=title, title_justify="left")
     names = {
         "shipped_per_s": "records/s shipped",
         "shipped_per_cpu_s": "a CPU second of ours",
         "database_us": "Postgres, CPU µs a record",
+        "grown_mb": "memory grown, MB",
         "verified_per_s_1": "verified/s",
         "verified_per_s_2": "by 2 processes",
         "stored_bytes": "bytes stored a call",
