@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ __all__ = [
 LIMIT: Final = 10_000  # records of one search
 REVEAL_LIMIT: Final = 1_000  # records of one search whose content is shown
 MESSAGES_LISTED: Final = 1_000  # ids told of one stream
+TALK: Final = 1_000  # calls of a conversation that are looked up at once
 STATEMENT_MS: Final = 30_000
 
 _WHEN: Final = sa.DateTime(timezone=True)
@@ -187,13 +188,21 @@ def _found_by(guard: str) -> sa.ColumnElement[bool]:
     return sa.func.jsonb_path_exists(audit_calls.c.findings, path, sa.func.jsonb_build_object("guard", guard))
 
 
-Days = Sequence[tuple[date, sa.ColumnElement[bool]]]
+@dataclass(frozen=True, slots=True)
+class _Day:
+    """What holds of the records that began on one day; ``macs``: of the conversations, where one was asked for."""
+
+    day: date
+    conditions: Sequence[sa.ColumnElement[bool]] = ()
+    macs: list[bytes] | None = None
 
 
-def _sealed_conditions(connection: sa.Connection, asked: Filter, opener: Opener | None) -> tuple[Any, Days | None]:
+def _sealed_conditions(
+    connection: sa.Connection, asked: Filter, opener: Opener | None
+) -> tuple[Sequence[sa.ColumnElement[bool]], list[_Day] | None]:
     """Who somebody is, is sealed: found by the data keys of that name, each of which is of one day.
 
-    (conditions on every day; conditions that hold on their own day alone, None: no day is left out). Raises SearchError
+    (conditions on every day; the days that are left, newest first, None: none is left out). Raises SearchError.
     """
     c = audit_calls.c
     if asked.subject is None and asked.principal is None and asked.conversation is None:
@@ -205,31 +214,19 @@ def _sealed_conditions(connection: sa.Connection, asked: Filter, opener: Opener 
         own = opener.keys_of(connection, asked.tenant, asked.principal)
         named = sa.and_(c.principal == asked.principal, c.principal != "")  # as its index says it
         always.append(sa.or_(named, sa.and_(c.principal == "", c.data_key.in_(own))))
-    by_day: list[dict[date, sa.ColumnElement[bool]]] = []
+    talks, keys = None, None
     if asked.conversation is not None:
-        days = day_range(asked.since, asked.until)
-        macs = opener.conversation_macs(connection, asked.conversation, tenant=asked.tenant, days=days)
-        by_day.append({day: _talked(day, each) for day, each in _grouped(macs).items()})
+        span = day_range(asked.since, asked.until)
+        talks = _grouped(opener.conversation_macs(connection, asked.conversation, tenant=asked.tenant, days=span))
     if asked.subject is not None:
-        keys = opener.dated_keys_of(connection, asked.tenant, asked.subject)
-        by_day.append({day: _one_of(c.data_key, each) for day, each in _grouped(keys).items()})
-    if not by_day:
+        keys = _grouped(opener.dated_keys_of(connection, asked.tenant, asked.subject))
+    if talks is None and keys is None:
         return always, None
-    common = sorted(set.intersection(*map(set, by_day)), reverse=True)
-    return always, [(day, sa.and_(*(each[day] for each in by_day))) for day in common]
-
-
-def _talked(day: date, macs: list[bytes]) -> sa.ColumnElement[bool]:
-    """Of that day, and of one of these conversations; found by those first, for there may be a mac for each subject.
-
-    Ordered at once, Postgres would rather look through the whole day from its end on.
-    """
-    c = audit_calls.c
-    begins = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    window = c.started_at >= begins, c.started_at < begins + timedelta(days=1)
-    held = sa.select(c.started_at, c.call_id).where(*window, _one_of(c.conversation_mac, macs))
-    hits = held.cte("talked").prefix_with("MATERIALIZED", dialect="postgresql")
-    return sa.tuple_(c.started_at, c.call_id).in_(sa.select(hits.c.started_at, hits.c.call_id))
+    days = set.intersection(*(set(each) for each in (talks, keys) if each is not None))
+    return always, [
+        _Day(day, () if keys is None else (_one_of(c.data_key, keys[day]),), None if talks is None else talks[day])
+        for day in sorted(days, reverse=True)
+    ]
 
 
 def _grouped(found: list[tuple[Any, date]]) -> dict[date, list[Any]]:
@@ -255,16 +252,43 @@ def rows(connection: sa.Connection, asked: Filter, opener: Opener | None) -> lis
     if days is None:
         return [dict(row) for row in connection.execute(_select(asked, *always)).mappings()]
     found: list[dict[str, Any]] = []
-    for day, condition in days:
-        begins = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    for each in days:
+        begins = datetime(each.day.year, each.day.month, each.day.day, tzinfo=UTC)
         since, until = _within(asked, begins, begins + timedelta(days=1))
         if since >= until:
             continue
-        narrowed = replaced(asked, since=since, until=until, limit=asked.limit - len(found))
-        found += [dict(row) for row in connection.execute(_select(narrowed, *always, condition)).mappings()]
-        if len(found) == asked.limit:
-            break
+        day = replaced(asked, since=since, until=until)
+        for among in (day.among,) if each.macs is None else _talked(connection, day, each.macs):
+            narrowed = replaced(day, among=among, limit=asked.limit - len(found))
+            query = _select(narrowed, *always, *each.conditions)
+            found += [dict(row) for row in connection.execute(query).mappings()]
+            if len(found) == asked.limit:
+                return found
     return found
+
+
+def _talked(connection: sa.Connection, day: Filter, macs: list[bytes]) -> Iterator[tuple[Keyset, ...]]:
+    """The day's calls of these conversations, newest first, some at a time.
+
+    Found by those first, for without its tenant a conversation has a mac for each subject: ordered at once, Postgres
+    would rather look through the whole day from its end on.
+    """
+    c = audit_calls.c
+    window = c.started_at >= day.since, c.started_at < day.until
+    held = sa.select(c.started_at, c.call_id).where(*window, _one_of(c.conversation_mac, macs))
+    hits = held.cte("hits").prefix_with("MATERIALIZED", dialect="postgresql")
+    wanted = None if day.among is None else set(day.among)
+    newest = hits.c.started_at.desc(), hits.c.call_id.desc()
+    query = sa.select(hits).order_by(*newest).limit(TALK)
+    while True:
+        page = [Keyset(row.started_at, row.call_id) for row in connection.execute(query)]
+        if some := tuple(key for key in page if wanted is None or key in wanted):
+            yield some
+        if len(page) < TALK:
+            return
+        last = sa.tuple_(sa.literal(page[-1].started_at), sa.literal(page[-1].call_id))
+        query = sa.select(hits).where(sa.tuple_(hits.c.started_at, hits.c.call_id) < last)
+        query = query.order_by(*newest).limit(TALK)
 
 
 def _within(asked: Filter, begins: datetime, ends: datetime) -> tuple[datetime, datetime]:
