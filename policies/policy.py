@@ -65,9 +65,9 @@ class LoadedPolicy:
         return limits, narrower(limits, model), None if key is None else key.limits_at(at)
 
     def limits_of(self, tenant: str, at: float) -> Limits | None:
-        """The tenant's own; None: the bundle has no such tenant."""
+        """The tenant's own; None: the bundle has no such tenant, or it may do nothing."""
         found = self._bundle.tenants.get(tenant)
-        return None if found is None else found.limits_at(at)
+        return None if found is None or not found.active else found.limits_at(at)
 
     def serves(self, tenant: str) -> bool:
         """By its status; its dates are looked at with each call."""

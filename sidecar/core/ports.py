@@ -63,7 +63,7 @@ class Policy(Protocol):
         ...
 
     def limits_of(self, tenant: str, at: float) -> Limits | None:
-        """The tenant's own at that moment (seconds since the epoch); None: the bundle has no such tenant."""
+        """The tenant's own at that moment (seconds since the epoch); None: it may do nothing, or isn't known."""
         ...
 
     def authorise(self, principal: Principal, call: Call, head: Head, at: float) -> Verdict | Denial:

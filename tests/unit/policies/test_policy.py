@@ -539,3 +539,12 @@ def test_an_alias_is_a_step_of_the_explanation() -> None:
     _, steps = with_aliases().trace(who("birch"), call(), Head("eyes"), 0.0)
     assert [(s.step, s.outcome) for s in steps][:3] == [("tenant", "pass"), ("alias", "pass"), ("status", "pass")]
     assert (steps[1].rule, steps[1].detail) == ("plans.yaml:bronze.aliases.eyes", "answered by vision")
+
+
+def test_a_tenants_own_limits_are_told_only_of_those_that_may_call() -> None:
+    policy = demo_policy()
+    told = policy.limits("acme", "chat", "", 0.0)
+    assert told is not None
+    assert policy.limits_of("acme", 0.0) is told[0]
+    assert policy.limits_of("dormant", 0.0) is None  # suspended
+    assert policy.limits_of("nobody", 0.0) is None
