@@ -74,7 +74,9 @@ class Appending:
         self._ladder = Ladder(bounds.warn_at, bounds.shed_at)
         self._shares = Shares(bounds.tenant_share)
         self._was_full = False  # it is left later than it is entered
-        self._headroom = 0
+        self._headroom = 0  # bytes until new calls are refused
+        self._free = 1 << 62  # bytes on the volume, as measured last, less what was written since
+        self._overdrawn = 0  # bytes written since there was no headroom left
 
     # --- what every call asks -------------------------------------------------------------------------------------
 
@@ -125,6 +127,11 @@ class Appending:
         return self._closed_bytes + (segment.nbytes if segment is not None else 0)
 
     @property
+    def limit(self) -> int:
+        """The bytes that it may take."""
+        return self._bounds.max_bytes
+
+    @property
     def open_calls(self) -> int:
         return len(self._open)
 
@@ -167,7 +174,7 @@ class Appending:
             except OSError as cause:
                 return self._failed(segment, cause)
             segment.wrote(frame)
-            self._headroom -= len(frame)
+            self._took(len(frame))
             self._shares.add(tenant, len(frame))
             sequence = self._next
             self._next = sequence + 1
@@ -183,7 +190,7 @@ class Appending:
         if self._fault is not None:
             return self._fault
         if reserve:
-            return self._full() if self._headroom <= -self._bounds.min_free else None
+            return self._full() if self._free <= 0 or self._overdrawn >= self._bounds.reserve else None
         if self._stalled is not None:
             return self._stalled
         return self._full() if self._is_full else None
@@ -231,8 +238,14 @@ class Appending:
             self._segment, self._begun_ns = begin(self._files, path, head, opened), self._wall_ns()
         except OSError as cause:
             return self._refuse(path, cause)
-        self._headroom -= len(head)
+        self._took(len(head))
         return self._segment
+
+    def _took(self, nbytes: int) -> None:
+        if self._headroom <= 0:
+            self._overdrawn += nbytes
+        self._headroom -= nbytes
+        self._free -= nbytes
 
     def _open_from(self) -> int:
         """The lowest sequence that the next recovery has to read: of an open call, or one that holds something yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,11 @@ _BAD: Final = re.compile(r"[\x00\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Whose journal, and where it was written: the same for every entry of one segment."""
+    """Whose journal, and where it was written: the same for every entry of one segment.
+
+    ``store``: the jurisdiction whose database the journal is for; "": that of the place. ``open_from``: the lowest
+    sequence of a call that had not ended when the segment began.
+    """
 
     sidecar: str
     journal: str
@@ -36,6 +41,8 @@ class Place:
     jurisdiction: str
     evidence: str = ""
     telemetry: str = ""
+    store: str = ""
+    open_from: int = 0
 
 
 class CallRecord(msgspec.Struct, frozen=True):
@@ -88,6 +95,10 @@ class _Open(msgspec.Struct):
     end: int = 0  # offset after the last output seen
 
 
+def _cut_off(call: _Open) -> CutOff:
+    return CutOff(call.first, call.facts, call.end, sha256(b"".join(call.texts)).digest())
+
+
 @dataclass(frozen=True, slots=True)
 class CutOff:
     """A call without an end; ``output_*`` are of what was journaled of its output."""
@@ -116,10 +127,11 @@ class Joiner:
 
     def cut_off(self) -> list[CutOff]:
         """The calls that have not ended, in order of admission: a journal that nobody writes leaves them so."""
-        return [
-            CutOff(call.first, call.facts, call.end, sha256(b"".join(call.texts)).digest())
-            for call in self._open.values()
-        ]
+        return [_cut_off(call) for call in self._open.values()]
+
+    def ended_before(self, sequence: int) -> list[CutOff]:
+        """Those of them that were admitted before ``sequence``, where it is known that they had ended then."""
+        return [_cut_off(call) for call in itertools.takewhile(lambda call: call.first < sequence, self._open.values())]
 
     def add(self, place: Place, sequence: int, entry: Entry) -> Record | None:
         """The record that ``entry`` completes, if it does."""

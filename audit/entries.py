@@ -10,6 +10,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from audit import record
+from audit.assemble import CutOff
 from audit.record import CallFacts, Content, Entry, Event, Settled, Tensor
 from audit.recovery import OpenCall
 from sidecar.core.model import (
@@ -63,9 +64,20 @@ _NO_DEMAND: Final = Demand()
 ABORTED_WORDS: Final = (
     "the sidecar ended before this call did; what was sent after its last journaled output is unknown"
 )
+END_LOST_WORDS: Final = "it had ended; how, and what was sent after its last output here, was lost with damaged entries"
 
 
-def aborted(call: OpenCall, at: Instant, until_ns: int) -> Settled:
+def cut_off(call: CutOff, at: Instant, words: str = ABORTED_WORDS) -> Settled:
+    """As ``aborted``, of a call that a shipper found without an end."""
+    facts = call.facts
+    left = OpenCall(
+        facts.call_id, call.first, facts.started_ns, facts.decided_ns, facts.level, facts.model, facts.prompt_tokens,
+        call.output_bytes, call.output_sha256, facts.store,
+    )  # fmt: skip
+    return aborted(left, at, 0, words)
+
+
+def aborted(call: OpenCall, at: Instant, until_ns: int, words: str = ABORTED_WORDS) -> Settled:
     """The outcome of a call that a crash cut off; Triton may be working on it until ``until_ns`` (wall clock)."""
     full = call.level == AuditLevel.FULL
     return Settled(
@@ -74,7 +86,7 @@ def aborted(call: OpenCall, at: Instant, until_ns: int) -> Settled:
         outcome=OutcomeKind.ABORTED.value,
         status=int(Code.UNAVAILABLE),
         reason="",
-        internal=ABORTED_WORDS,
+        internal=words,
         offset=call.output_bytes,
         texts=[],
         output_bytes=call.output_bytes,

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from audit.appending import Appending
 from audit.copying import Copier, CopyTo
 from audit.files import OS_FILES, Files
 from audit.follow import Follower, read_identity, read_shipped, write_identity, write_shipped
 from audit.journal_bounds import SYNC_DEADLINE_S, Bounds, State
 from audit.journal_threads import Ticker
-from audit.keeping import Leaving, first_astray, found, next_to_leave
+from audit.keeping import first_astray, found
 from audit.mending import Mended, mend_all, settle_in
 from audit.pressure import Pressure
 from audit.recovery import OpenCall, Recovery, recover
+from audit.releasing import Releasing
 from audit.rootkeys import Root
 from audit.scrub import Scrub
 from audit.seal import Random
@@ -46,6 +44,7 @@ __all__ = [
     "Recovery",
     "SegmentInfo",
     "State",
+    "close_all",
     "write_shipped",
 ]
 
@@ -53,7 +52,7 @@ _NO_COPY: Final = JournalFault(FaultKind.COPY, "audit.journal.copy names nowhere
 _MENDED_MOST: Final = 100  # faults put right that nobody has been told of; the oldest go first
 
 
-class Journal(Appending):
+class Journal(Releasing):
     """One process's journal. ``append`` may be called from several threads; what is slow has threads of its own."""
 
     def __init__(
@@ -70,17 +69,16 @@ class Journal(Appending):
         wall_ns: Callable[[], int],
         files: Files,
         copier: Copier | None = None,
+        beside: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__(
             directory, root, origin, bounds, identity=identity, recovery=recovery, random=random, wall_ns=wall_ns,
-            files=files,
+            files=files, beside=beside,
         )  # fmt: skip
         self._lock_file = lock
-        self._turn = threading.Lock()  # whose it is to move or remove closed segments: a mending's, or a release's
         self._scrub = Scrub(files)
         self._hurt: set[int] = set()  # first sequences of segments that don't read back
         self._mended: list[Mended] = []
-        self.released_early = 0  # segments that went before ``keep_s``, for space
         self._ticker = Ticker(self)
         self.copier = copier
 
@@ -97,10 +95,12 @@ class Journal(Appending):
         monotonic: Callable[[], float] | None,
         files: Files = OS_FILES,
         copy: CopyTo | None = None,
+        beside: Callable[[], int] = lambda: 0,
     ) -> Journal | JournalFault:
         """Lock, recover, and go on in a new segment. ``monotonic`` None: no thread; the caller calls ``tick``.
 
-        ``copy``: where what is durable here is copied to, by a thread of its own.
+        ``copy``: where what is durable here is copied to, by a thread of its own. ``beside``: bytes of the other
+        journals on this volume (``Bounds.sharers``).
         """
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,6 +134,7 @@ class Journal(Appending):
                 wall_ns=wall_ns,
                 files=files,
                 copier=copier,
+                beside=beside,
             )
             journal._begin()
         except OSError as fault:
@@ -185,29 +186,13 @@ class Journal(Appending):
         self._commit.tell(fault)
         return fault
 
-    # --- space, read-back, release --------------------------------------------------------------------------------
+    # --- read-back ------------------------------------------------------------------------------------------------
 
     def measure(self) -> None:
-        """How many bytes may still be written before new calls are refused."""
+        """As ``Releasing``; and who has waited long enough for a copy is told."""
         if self.copier is not None:
             self.copier.watch()
-        try:
-            free = self._files.free(self.directory)
-        except OSError as cause:
-            with self._lock:
-                self._fail(JournalFault(FaultKind.IO, f"{self.directory}: {cause.strerror}"))
-            return
-        bounds = self._bounds
-        with self._lock:
-            nbytes, usable = self.nbytes, max(free - bounds.min_free, 0)
-            capacity = min(bounds.max_bytes, nbytes + usable)
-            was_full = self._is_full
-            self._headroom = min(free - bounds.min_free, bounds.max_bytes - nbytes)
-            self._starved = self._starved and self._headroom <= 0
-            self._was_full = was_full and self._headroom <= min(bounds.segment_bytes, capacity // 20)
-            settled = sum(segment.nbytes for segment in self._closed.values() if not segment.owed)
-            step = self._ladder.measure(nbytes - settled, capacity, full=self._is_full)
-            self._shares.measure(capacity, tight=step >= Pressure.SHED)
+        super().measure()
 
     def probe(self) -> JournalFault | None:
         """Whether what was written is still there, under its name, and reads back; part of it again each time."""
@@ -288,69 +273,6 @@ class Journal(Appending):
         with self._lock:
             self._mended.remove(mended)
 
-    def release(self) -> int:
-        """Remove segments that are shipped, older than ``keep_s`` and without an open call; how many went.
-
-        Where the journal is nearly full, shipped ones go before their time: refusing every call for the sake of copies
-        that the database already has would be the wrong way round. Nothing goes while the journal is mended.
-        """
-        if not self._turn.acquire(blocking=False):
-            return 0
-        try:
-            removed = self._release()
-        finally:
-            self._turn.release()
-        if removed:
-            self.measure()
-        return removed
-
-    def _release(self) -> int:
-        shipped, removed = read_shipped(self.directory), 0
-        self._account(shipped)
-        while self._fault is None and (leaving := self._leaving(shipped)) is not None:
-            try:
-                leaving.segment.let_go(self._files)
-                self._files.unlink(leaving.segment.path)
-                self._files.sync_directory(self.directory)
-            except OSError as cause:
-                with self._lock:
-                    words = f"{leaving.segment.path}: releasing it: {cause.strerror}"
-                    self._fail(JournalFault(FaultKind.IO, words))
-                return removed
-            with self._lock:
-                self._closed_bytes -= leaving.segment.nbytes
-            self.released_early += leaving.early
-            removed += 1
-        return removed
-
-    def _account(self, shipped: int) -> None:
-        """What the database has is nobody's burden any more, though it may be kept for a while."""
-        with self._lock:
-            needed = min(shipped + 1, next(iter(self._open.values()), self._next))
-            following = self._segment.first if self._segment is not None else self._next
-            for first, after in itertools.pairwise([*self._closed, following]):
-                segment = self._closed[first]
-                if after > needed:
-                    return
-                if segment.owed:
-                    segment.owed = False
-                    self._shares.gone(segment.tenants)
-
-    def _leaving(self, shipped: int) -> Leaving | None:
-        """The oldest segment that may go; taken off the list of those that must be there."""
-        with self._lock:
-            leaving = next_to_leave(
-                self._closed,
-                self._segment.first if self._segment is not None else self._next,
-                needed=min(shipped + 1, next(iter(self._open.values()), self._next)),
-                busy=self._commit.unsynced,
-                before_ns=self._wall_ns() - int(self._bounds.keep_s * 1e9),
-                crowded=self._headroom <= 2 * self._bounds.segment_bytes or self._starved,
-            )
-            if leaving is not None:
-                del self._closed[leaving.segment.first]
-            return leaving
-
     def look(self) -> None:
         """Read back, close a segment that is old enough, and release what may go."""
         if self.probe() is None and self._fault is None:
@@ -416,3 +338,9 @@ class Journal(Appending):
                 held.let_go(self._files)
         os.close(self._lock_file)
         return fault
+
+
+def close_all(journals: Collection[Journal]) -> list[JournalFault]:
+    """``Journal.close`` of each, beside each other: what one can't make durable or copy costs no other its time."""
+    with ThreadPoolExecutor(len(journals), "journal-close") as pool:
+        return [fault for fault in pool.map(Journal.close, journals) if fault is not None]

@@ -41,7 +41,8 @@ class Bounds:
     Nothing new is admitted with less than ``min_free`` bytes free or at ``max_bytes``; calls that were admitted may
     still write ``min_free`` bytes of output and outcomes. Shipped segments stay for ``keep_s``, but go earlier, oldest
     first, where the journal would otherwise be full. ``warn_at`` and ``shed_at``: parts of the journal at which it is
-    short of space, counting what may not go yet; ``tenant_share``: the part that one tenant may hold.
+    short of space, counting what may not go yet; ``tenant_share``: the part that one tenant may hold. ``sharers``:
+    journals on this volume, this one among them: none takes more than an equal part of it, nor of ``min_free``.
     """
 
     segment_bytes: int = 64 * 2**20
@@ -51,6 +52,12 @@ class Bounds:
     warn_at: float = 0.5
     shed_at: float = 0.8
     tenant_share: float = 0.5
+    sharers: int = 1
+
+    @property
+    def reserve(self) -> int:
+        """What calls that were admitted may still write once it is full."""
+        return self.min_free // self.sharers
 
     @property
     def segment_s(self) -> float:

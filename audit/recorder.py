@@ -44,12 +44,13 @@ from sidecar.core.reasons import REASONS, Code, Reason
 __all__ = ["JournalRecorder"]
 
 GAPS: Final = 100  # named in one event
+_NONE: Final[Mapping[str, Journal]] = {}
 _RETRY_S: Final = 1.0  # a full disk or a restart passes in seconds, not sooner
 ACTOR: Final = "serve"
 
 
 class JournalRecorder:
-    """``ports.Recorder`` over a journal; thread-safe. ``content_bytes`` bounds a prompt, and an output."""
+    """``ports.Recorder`` over a pod's journals; thread-safe. ``content_bytes`` bounds a prompt, and an output."""
 
     def __init__(
         self,
@@ -60,11 +61,14 @@ class JournalRecorder:
         new_id: Callable[[], str],
         now: Callable[[], Instant],
         model_digest: Callable[[str, str], str] = lambda _model, _version: "",
+        further: Mapping[str, Journal] = _NONE,
     ) -> None:
-        """``model_digest``: of a model's version's directory ("": not known), had without I/O."""
-        self._journal = journal
+        """``model_digest``: of a model's version's directory ("": not known), had without I/O.
+
+        ``journal`` is that of the pod's own database, ``further`` those of the others, by jurisdiction.
+        """
+        self._journal, self._further = journal, further
         self._digest = model_digest
-        self._append = journal.append
         self._bound = content_bytes
         self._durability = durability
         self._new_id, self._now = new_id, now
@@ -76,11 +80,11 @@ class JournalRecorder:
 
     def admitted(self, admission: Admission, at: Instant) -> Denial | None:
         call, verdict, asked, tenant = admission.call, admission.verdict, admission.facts, admission.principal.tenant
-        rule, journal = verdict.audit, self._journal
+        rule, journal = verdict.audit, self._of(verdict.store)
         if rule.on_pressure is OnPressure.REFUSE:
             if journal.over(tenant) and journal.pressure < Pressure.REFUSE:
                 return _over(tenant)
-        elif self._sheds(rule, tenant):
+        elif _sheds(journal, rule, tenant):
             rule = self._shedding(call.id, rule)
         facts = call_facts(
             call,
@@ -102,7 +106,7 @@ class JournalRecorder:
             resident=not _elsewhere(admission.would_refuse),
             demand=admission.reservation.demand,
         )
-        denial = self._write(record.Admitted(facts), opens=call.id, tenant=tenant)
+        denial = self._write(record.Admitted(facts), journal, opens=call.id, tenant=tenant)
         if denial is not None:
             self._shed.discard(facts.call_id)  # nothing of it is kept, and enforced it has no end that would forget it
         return denial
@@ -114,7 +118,8 @@ class JournalRecorder:
             return None
         rule = verdict.audit if verdict is not None and _may_keep(refused) else AuditRule(level=AuditLevel.METADATA)
         tenant = refused.principal.tenant if refused.principal is not None else ""
-        if self._sheds(rule, tenant):
+        journal = self._of(refused.store)
+        if _sheds(journal, rule, tenant):
             rule = replace(rule, level=AuditLevel.METADATA)
         facts = call_facts(
             refused.call,
@@ -138,15 +143,16 @@ class JournalRecorder:
         )
         code = int(REASONS[denial.reason].code)
         entry = record.Refused(facts, denial.reason.value, code, denial.detail, denial.internal)
-        return self._write(entry, tenant=tenant)
+        return self._write(entry, journal, tenant=tenant)
 
     def output(self, recorded: Recorded, output: Output, at: Instant) -> Denial | None:
         texts = self._output(recorded, output)
         if not texts:
             return None
         call_id, tenant = recorded.admission.call.id, recorded.admission.principal.tenant
-        entry = record.Output(call_id, at.wall_ns, output.offset, texts, recorded.admission.verdict.store)
-        return self._write(entry, reserve=True, tenant=tenant)
+        store = recorded.admission.verdict.store
+        entry = record.Output(call_id, at.wall_ns, output.offset, texts, store)
+        return self._write(entry, self._of(store), reserve=True, tenant=tenant)
 
     def settled(self, recorded: Recorded, output: Output, outcome: Outcome, usage: Usage, at: Instant) -> Denial | None:
         admission = recorded.admission
@@ -181,7 +187,8 @@ class JournalRecorder:
             kv_byte_ms=usage.kv_byte_ms,
             store=verdict.store,
         )
-        denial = self._write(entry, closes=call_id, reserve=True, tenant=tenant, until_ns=entry.holds_until_ns)
+        journal, until_ns = self._of(entry.store), entry.holds_until_ns
+        denial = self._write(entry, journal, closes=call_id, reserve=True, tenant=tenant, until_ns=until_ns)
         if denial is None or not recorded.in_journal:  # else its end is owed, and told with no more than was kept
             self._shed.discard(call_id)
         return denial
@@ -199,9 +206,9 @@ class JournalRecorder:
         Where the journal is copied: when they outlive the node, too (``AuditRule.copy``). The transport awaits it after
         ``Governor.open`` before forwarding, and after ``settle`` before the final frame.
         """
-        rule = recorded.admission.verdict.audit
+        rule, journal = recorded.admission.verdict.audit, self._of(recorded.admission.verdict.store)
         strict = (rule.durability or self._durability) is Durability.STRICT
-        copied = strict and self._journal.copier is not None if rule.copy is None else rule.copy is Copy.REQUIRED
+        copied = strict and journal.copier is not None if rule.copy is None else rule.copy is Copy.REQUIRED
         if not strict and not copied:
             return None
         answer: Future[Denial | None] = Future()
@@ -212,34 +219,47 @@ class JournalRecorder:
                 answer.set_result(None if fault is None else _unavailable(fault))
 
         # All so far is a superset of this call's own entries, and one fsync, or one copy, covers both.
-        (self._journal.copied() if copied else self._journal.synced()).add_done_callback(tell)
+        (journal.copied() if copied else journal.synced()).add_done_callback(tell)
         return answer
 
     def event(self, kind: str, actor: str, detail: Mapping[str, ParameterValue]) -> Denial | None:
-        """Journal what belongs in the log and is no call: bundle loads, recoveries, drain."""
-        return self._tell(kind, actor, detail, "")
+        """Journal what belongs in the log and is no call: bundle loads, drain."""
+        return self.tell("", kind, actor, detail)
 
-    def _tell(self, kind: str, actor: str, detail: Mapping[str, ParameterValue], store: str) -> Denial | None:
-        """``store``: the jurisdiction whose database keeps it; "": the pod's own."""
+    def tell(self, store: str, kind: str, actor: str, detail: Mapping[str, ParameterValue]) -> Denial | None:
+        """As ``event``, of one journal. ``store``: the jurisdiction whose database keeps it; "": the pod's own."""
         event = Event(self._new_id(), self._now().wall_ns, kind, actor, dict(detail), store)
-        return self._write(event, reserve=True)
+        return self._write(event, self._of(store), reserve=True)
+
+    @property
+    def _journals(self) -> list[tuple[str, Journal]]:
+        """Each with the jurisdiction of its database, as entries name it."""
+        return [("", self._journal), *self._further.items()]
+
+    def _of(self, store: str) -> Journal:
+        """Whose records a jurisdiction's database keeps: what is for another than the pod's own never meets them."""
+        return self._further.get(store, self._journal)
 
     def recovered(self, holds_ns: Callable[[str], int] = lambda _model: 0) -> Denial | None:
         """Give each call that a crash cut off its ``aborted`` outcome, and say what recovery found; once, at start.
 
         ``holds_ns``: how long from now on a model may still be working on such a call.
         """
-        recovery, at = self._journal.recovery, self._now()
+        return next(filter(None, (self._recovered(*each, holds_ns) for each in self._journals)), None)
+
+    def _recovered(self, store: str, journal: Journal, holds_ns: Callable[[str], int]) -> Denial | None:
+        recovery, at = journal.recovery, self._now()
         for call in recovery.open_calls:
             until_ns = at.wall_ns + holds_ns(call.model)
-            denial = self._write(aborted(call, at, until_ns), closes=call.call_id, reserve=True, until_ns=until_ns)
+            entry = aborted(call, at, until_ns)
+            denial = self._write(entry, journal, closes=call.call_id, reserve=True, until_ns=until_ns)
             if denial is not None:
                 return denial
         for fault in recovery.faults:
             detail: dict[str, ParameterValue] = {"kind": fault.kind.value, "detail": fault.detail}
             if fault.first is not None and fault.last is not None:
                 detail |= {"first": fault.first, "last": fault.last}
-            denial = self.event("journal_fault", ACTOR, detail)
+            denial = self.tell(store, "journal_fault", ACTOR, detail)
             if denial is not None:
                 return denial
         detail = {
@@ -247,14 +267,17 @@ class JournalRecorder:
             "truncated_bytes": recovery.truncated_bytes,
             "faults": len(recovery.faults),
             "sequence": recovery.next_sequence,
-            "copied_to": copier.where if (copier := self._journal.copier) is not None else "",
+            "copied_to": copier.where if (copier := journal.copier) is not None else "",
         }
-        return self.event("journal_opened", ACTOR, detail)
+        return self.tell(store, "journal_opened", ACTOR, detail)
 
     def mended(self) -> tuple[JournalFault, ...]:
-        """Say in the log what was wrong with the journal and has been put right; the faults that were told now."""
+        """Say in the log what was wrong with a journal and has been put right; the faults that were told now."""
+        return tuple(fault for store, journal in self._journals for fault in self._mended(store, journal))
+
+    def _mended(self, store: str, journal: Journal) -> list[JournalFault]:
         told: list[JournalFault] = []
-        for mended in self._journal.mended():
+        for mended in journal.mended():
             fault, lost = mended.fault, mended.lost
             detail: dict[str, ParameterValue] = {
                 "kind": fault.kind.value,
@@ -263,19 +286,13 @@ class JournalRecorder:
                 "lost": sum(last - first + 1 for first, last in lost),
                 "gaps": " ".join(f"{first}-{last}" for first, last in lost[:GAPS]),
             }
-            if self.event("journal_mended", ACTOR, detail) is not None:
+            if self.tell(store, "journal_mended", ACTOR, detail) is not None:
                 break
-            self._journal.told(mended)
+            journal.told(mended)
             told.append(fault)
-        return tuple(told)
+        return told
 
     # --- short of space -------------------------------------------------------------------------------------------
-
-    def _sheds(self, rule: AuditRule, tenant: str) -> bool:
-        """Whether content is kept as length and digest only, because the journal, or the tenant's part, is short."""
-        if rule.on_pressure is OnPressure.REFUSE:
-            return False
-        return self._journal.pressure >= Pressure.SHED or self._journal.over(tenant)
 
     def _shedding(self, call_id: str, rule: AuditRule) -> AuditRule:
         if rule.level is not AuditLevel.METADATA:
@@ -289,32 +306,32 @@ class JournalRecorder:
         All are, where the journal is full: the count fits into what is kept free, and they would not.
         """
         reason, tenant = refused.denial.reason, refused.principal.tenant if refused.principal is not None else ""
+        journal = self._of(refused.store)
         if tenant and REASONS[reason].code is not Code.UNAUTHENTICATED:
-            if not self._journal.over(tenant) and self._journal.pressure < Pressure.REFUSE:
+            if not journal.over(tenant) and journal.pressure < Pressure.REFUSE:
                 return False
             return self._folding.folds(reason.value, f"tenant {tenant}", at.wall_ns, whole=0, store=refused.store)
-        whole = WHOLE if self._journal.pressure < Pressure.WARN else 0
+        whole = WHOLE if journal.pressure < Pressure.WARN else 0
         return self._folding.folds(reason.value, network(refused.call.peer), at.wall_ns, whole=whole)
 
     def fold(self, at: Instant, *, last: bool = False) -> None:
         """Tell what was only counted, once a window; ``last``: the sidecar ends."""
-        folded = self._folding.due(at.wall_ns, now=last)
-        while folded:
-            each = folded[0]
+        untold = []
+        for each in self._folding.due(at.wall_ns, now=last):
             detail: dict[str, ParameterValue] = {
                 "reason": each.reason, "from": each.origin, "count": each.count, "first_ns": each.first_ns,
                 "last_ns": each.last_ns,
             }  # fmt: skip
-            if self._tell("refusals_counted", ACTOR, detail, each.store) is not None:
-                self._folding.again(folded)
-                return
-            del folded[0]
+            if self.tell(each.store, "refusals_counted", ACTOR, detail) is not None:
+                untold.append(each)
+        self._folding.again(untold)
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     def _write(
         self,
         entry: Entry,
+        journal: Journal,
         *,
         opens: str = "",
         closes: str = "",
@@ -328,7 +345,7 @@ class JournalRecorder:
                 data = encode(bounded(entry))
         except (UnicodeEncodeError, OverflowError):
             data = encode(bounded(entry))
-        written = self._append(data, opens=opens, closes=closes, reserve=reserve, tenant=tenant, until_ns=until_ns)
+        written = journal.append(data, opens=opens, closes=closes, reserve=reserve, tenant=tenant, until_ns=until_ns)
         return None if isinstance(written, int) else _unavailable(written)
 
     def _kept(self, level: AuditLevel, least: AuditLevel) -> int | None:
@@ -347,10 +364,17 @@ class JournalRecorder:
         rule, call_id = admission.verdict.audit, admission.call.id
         if rule.level is not AuditLevel.FULL or call_id in self._shed:
             return []
-        if self._sheds(rule, admission.principal.tenant):
+        if _sheds(self._of(admission.verdict.store), rule, admission.principal.tenant):
             self._shedding(call_id, rule)  # for good: a hole in what is kept would be worse than an end
             return []
         return cut(output.texts, self._bound - output.offset)
+
+
+def _sheds(journal: Journal, rule: AuditRule, tenant: str) -> bool:
+    """Whether content is kept as length and digest only, because the journal, or the tenant's part, is short."""
+    if rule.on_pressure is OnPressure.REFUSE:
+        return False
+    return journal.pressure >= Pressure.SHED or journal.over(tenant)
 
 
 def _may_keep(refused: Refused) -> bool:

@@ -89,7 +89,7 @@ class Origin:
     """Whose journal this is and where it is written; stands in every segment, sealed with it.
 
     ``evidence``: what agreed on the region when the journal was opened. ``telemetry``: the collector's jurisdiction, ""
-    where there is none.
+    where there is none. ``store``: the jurisdiction whose database all of it is for; "": the pod's own.
     """
 
     sidecar: str
@@ -97,6 +97,7 @@ class Origin:
     jurisdiction: str
     evidence: str = ""
     telemetry: str = ""
+    store: str = ""
 
 
 class SegmentInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -114,6 +115,7 @@ class SegmentInfo(msgspec.Struct, frozen=True, array_like=True):
     wrapped: bytes
     evidence: str = ""
     telemetry: str = ""
+    store: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ def new_segment(
         b"",
         origin.evidence[:_MAX_EVIDENCE],
         origin.telemetry,
+        origin.store,
     )
     info = msgspec.structs.replace(bare, wrapped=wrap(wrapping, key, _context(bare), random))
     body = msgspec.msgpack.encode(info)

@@ -15,6 +15,7 @@ from audit import store, storing
 from audit.assemble import CallRecord, EventRecord, Joiner, Place, Record, event_record
 from audit.batch import Batch, Cursor, Row, StoredBundle, make_batch
 from audit.database import Database
+from audit.entries import END_LOST_WORDS, cut_off
 from audit.filling import Rows, ended_at, made_at
 from audit.follow import read_shipped
 from audit.heads import Heads
@@ -23,6 +24,7 @@ from audit.record import Event, decode, store_of
 from audit.rows import CallRow
 from audit.ship_parts import Bounds, Item, JournalError, Parts, Source, Status, StoppedError
 from audit.spool import drop_bundle, read_bundle
+from sidecar.core.model import Instant
 
 __all__ = ["Bounds", "Item", "Parts", "Shipper", "Source", "Status"]
 
@@ -72,6 +74,7 @@ class Shipper:
         self._reached: float | None = None  # when the entry read last was made, or at the start the first one there is
         self._place: Place | None = None
         self._checked: Place | None = None  # the one that entries may come from
+        self._ended = 0  # every call that was admitted before this sequence has ended
         self._stored_at = self._looked_at = self._measured_at = 0.0
         self._journal = ""
         self._patience = Patience(parts, bounds, self.status, stop, self._measure)
@@ -113,7 +116,7 @@ class Shipper:
         self._reached = self._oldest()
         book = self._parts.book
         self.status.log = book.log
-        self._journal, self._checked = journal, None
+        self._journal, self._checked, self._ended = journal, None, 0
         self._cursor = self._database.agree(journal)
         self._joiner, self._pending = Joiner(), _Pending()
         self._parts.vault.refresh()
@@ -126,7 +129,7 @@ class Shipper:
     def _oldest(self) -> float | None:
         """When the oldest entry was made that may not be stored, as the journal knows it: the database may be away."""
         source, parts = self._parts.source, self._parts
-        first = read_shipped(parts.shipped_in or parts.directory) + 1
+        first = read_shipped(parts.directory) + 1
         try:
             source.seek(first)
             made = [made_at(item) for item in source.read(1)]
@@ -273,15 +276,17 @@ class Shipper:
             if sequence != self._read + 1 and not self._goes_on(item):
                 continue
             self._read = sequence
+            if place.open_from > self._ended:
+                self._end_lost(place)
             try:
                 entry = decode(item.data)
-                jurisdiction = store_of(entry) or place.jurisdiction
-                if jurisdiction != mine and not self._ours(jurisdiction):
-                    continue
+                jurisdiction = store_of(entry) or place.store or place.jurisdiction
+                if jurisdiction != mine:
+                    raise store.WrongJurisdictionError(f"records of {jurisdiction!r} may not be stored in {mine!r}")
                 record = self._joiner.add(place, sequence, entry)
             except (msgspec.DecodeError, UnicodeError) as fault:
                 # Not read again in vain: what was read before ``done`` has been kept before.
-                old = sequence <= self._cursor.done or not self._ours(place.jurisdiction)
+                old = sequence <= self._cursor.done
                 record = None if old else self._rows.unreadable(item, self._position, fault)
             if record is not None and sequence > self._cursor.done:
                 self._add(record)
@@ -295,21 +300,20 @@ class Shipper:
             self._gap(item, known + 1)
         return item.sequence > self._read
 
-    def _ours(self, jurisdiction: str) -> bool:
-        """Whether what is for ``jurisdiction`` is for this database. What can't be read is for the pod's own.
+    def _end_lost(self, place: Place) -> None:
+        """Calls whose end was lost with damaged entries: a later segment says that they had ended when it began.
 
-        Raises WrongJurisdictionError for what no database here may have, from the pod's own shipper: then nothing after
-        it is let go.
+        Without one they would hold the journal for ever. Not stored before the entry at hand is: a restart takes all
+        that was read until then for done.
         """
-        parts = self._parts
-        if jurisdiction == parts.jurisdiction:
-            return True
-        if jurisdiction in parts.others or parts.place != parts.jurisdiction:
-            return False
-        raise store.WrongJurisdictionError(
-            f"records of {jurisdiction!r} may not be stored in {parts.jurisdiction!r}"
-            + (f" or {', '.join(map(repr, sorted(parts.others)))}" if parts.others else "")
-        )
+        self._ended = place.open_from
+        for call in self._joiner.ended_before(place.open_from):
+            ended = cut_off(call, Instant(self._now_ns(), 0), END_LOST_WORDS)
+            record = self._joiner.add(place, self._read, ended)
+            assert record is not None
+            self.status.aborted += 1
+            if self._read > self._cursor.done:
+                self._add(record)
 
     def _gap(self, item: Item, first: int) -> None:
         """Entries are missing: that is a fact of the log too."""

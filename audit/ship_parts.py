@@ -109,10 +109,7 @@ class Parts:
     chance: Callable[[], float]
     ended: Callable[[CallRecord], None] | None = None
     fleet: Fleet | None = None
-    # Where one journal is shipped to several databases: this one's shipper takes what is for ``jurisdiction`` alone.
-    own: str = ""  # the pod's own jurisdiction; "": this one
-    others: frozenset[str] = frozenset()  # those whose shippers take the rest
-    shipped_in: Path | None = None  # where it is kept what this database has; None: in ``directory``
+    own: str = ""  # the jurisdiction that the pod itself is in; "": this one
     # Of a journal that nobody writes any more: the outcome of a call that it leaves open (None: it is written).
     cut_off: Callable[[CutOff], Settled] | None = None
     closes: Callable[[], Sequence[str]] = tuple  # further logs that end when this one does: of those that are gone

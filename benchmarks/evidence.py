@@ -21,7 +21,6 @@ from audit.journal import Bounds as JournalBounds
 from audit.journal import Journal, Origin
 from audit.logbook import LogBook, log_signer, origin_of
 from audit.poison import PoisonKeeper
-from audit.record import encode
 from audit.ship import Parts, Shipper
 from audit.vault import Vault
 from audit.verify import Options, verify
@@ -29,6 +28,7 @@ from benchmarks.processes import children, ended_cpu_us
 from sidecar.core.model import Secret
 from sidecar.runtime import migrate
 from sidecar.runtime.shipping import JournalSource, keep_memory
+from tests.support.journal import put
 from tests.support.store import completed, content
 
 _ROOT: Final = Secret(b"b" * 32)
@@ -90,8 +90,7 @@ def _fill(directory: Path, size: int, calls: int) -> None:
     text = random.Random(1).randbytes(size)
     for number in range(calls):
         for entry in completed(subject=f"subject {number % SUBJECTS}", prompt=content(text)):
-            appended = journal.append(encode(entry))
-            assert isinstance(appended, int), appended
+            put(journal, entry)
     journal.close()
 
 

@@ -102,7 +102,9 @@ def _problems(file: Path) -> list[str]:
     if isinstance(keys, KeyFault):
         problems.append(f"{file}: audit.journal.{keys.detail}")
     elif journal.directory.exists():
-        problems += [f"{file}: audit.journal: {problem}" for problem in rootkeys.problems(journal, keys)]
+        journals = [settings.audit.of(each).journal for each in settings.audit.jurisdictions]
+        sealed = (problem for each in journals for problem in rootkeys.problems(each, keys))
+        problems += [f"{file}: audit.journal: {problem}" for problem in sealed]
         for place in filter(None, (journal.key_file, journal.keys_directory)):
             if place.exists() and same_volume(place, journal.directory):
                 words = "on the journal's own volume; who takes the disk has both"

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from audit.follow import read_identity, read_shipped
+from audit.journal_bounds import State
 from audit.objects import LocalObjects
 from audit.record import Admitted, Entry, Event, Output, Refused, Settled, decode
 from audit.recovery import DAMAGE_MARK
@@ -51,28 +52,35 @@ def status(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = False
     where a segment is damaged or its root key is missing; 3 where the sidecar doesn't answer, so that it is unknown.
     """
     settings = load_settings(config)
-    section = settings.audit.journal
+    own, *further = settings.audit.jurisdictions
     try:
-        found = _status(section, settings.listen.admin)
+        found = _status(settings.audit.of(own).journal, settings.listen.admin)
+        report = ShipFile(settings.audit.journal.directory / "ship.json", time.time).read()
+        found |= {"jurisdiction": own, "ship": _ship(report)}
+        # Those of other databases: a name that the pod's own does not have in its place of the answer.
+        found["databases"] = {
+            name: _status(settings.audit.of(name).journal, settings.listen.admin, name) for name in further
+        }
     except OSError as fault:
-        fail(Exit.DEPENDENCY, f"{section.directory}: {fault.strerror}")
+        fail(Exit.DEPENDENCY, f"{fault.filename or settings.audit.journal.directory}: {fault.strerror}")
     if as_json:
         emit(found)
     else:
         _show(found)
-    if found["damaged"] or found["missing_keys"] or found["state"] not in ("ok", "unknown"):
+    journals = [found, *found["databases"].values()]
+    if any(each["damaged"] or each["missing_keys"] or each["state"] not in ("ok", "unknown") for each in journals):
         raise typer.Exit(int(Exit.NO))
-    raise typer.Exit(int(Exit.DONE if found["state"] == "ok" else Exit.DEPENDENCY))
+    raise typer.Exit(int(Exit.DONE if all(each["state"] == "ok" for each in journals) else Exit.DEPENDENCY))
 
 
-def _status(section: JournalSection, admin: str) -> dict[str, Any]:
-    """Raises OSError where the directory can't be read."""
+def _status(section: JournalSection, admin: str, jurisdiction: str = "") -> dict[str, Any]:
+    """``jurisdiction``: whose database it is for; "": the pod's own. Raises OSError where it can't be read."""
     directory = section.directory
     segments = [_segment(first, path) for first, path in segments_in(directory)]
     space = os.statvfs(directory)
     nbytes, free = sum(segment["bytes"] for segment in segments), space.f_bavail * space.f_frsize
     short, writer = free < section.min_free or nbytes >= section.max_bytes, holder(directory)
-    state, detail = _asked(admin) if writer is not None else ("full" if short else "ok", "")
+    state, detail = _asked(admin, jurisdiction) if writer is not None else ("full" if short else "ok", "")
     return {
         "directory": str(directory),
         "journal": read_identity(directory),
@@ -82,7 +90,6 @@ def _status(section: JournalSection, admin: str) -> dict[str, Any]:
         "first_sequence": segments[0]["first"] if segments else None,
         "shipped": read_shipped(directory),
         "copy": _copy(section),
-        "ship": _ship(ShipFile(directory / "ship.json", time.time).read()),
         "bytes": nbytes,
         "max_bytes": section.max_bytes,
         "free_bytes": free,
@@ -107,18 +114,23 @@ def _copy(section: JournalSection) -> dict[str, Any]:
     return {"where": objects.where, "detail": ""}
 
 
-def _asked(admin: str) -> tuple[str, str]:
-    """What the sidecar says of the journal it writes: ok, refusing or unknown, and why."""
+def _asked(admin: str, jurisdiction: str) -> tuple[str, str]:
+    """What the sidecar says of a journal it writes: ok, refusing or unknown, and why."""
     host, _, port = admin.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_ASK_SECONDS)
     try:
         connection.request("GET", "/readyz")
-        check = json.loads(connection.getresponse().read(_ASK_BYTES))["checks"]["journal"]
-        return "ok" if check["ok"] is True else "refusing", str(check["detail"])
+        checks = json.loads(connection.getresponse().read(_ASK_BYTES))["checks"]
+        check = checks[f"journal {jurisdiction}" if jurisdiction else "journal"]
+        detail = str(check["detail"])
+        # One of a further database does not decide whether the pod is ready; its state is the first word.
+        well = check["ok"] is True and (not jurisdiction or detail.partition(":")[0] == State.OK)
     except (OSError, http.client.HTTPException) as fault:
         return "unknown", f"http://{admin}/readyz: {fault or type(fault).__name__}"
     except (ValueError, LookupError, TypeError):
         return "unknown", f"http://{admin}/readyz: that is no answer of a sidecar"
+    else:
+        return "ok" if well else "refusing", detail
     finally:
         connection.close()
 
@@ -162,13 +174,19 @@ def _segment(first: int, path: Path) -> dict[str, Any]:
 
 def _show(found: dict[str, Any]) -> None:
     console = Console(highlight=False)
+    for line in _shipping(found["ship"]):
+        console.print(line, markup=False)
+    for jurisdiction, each in {found["jurisdiction"]: found, **found["databases"]}.items():
+        console.print(f"for the database of {jurisdiction}:", markup=False)
+        _show_one(console, each)
+
+
+def _show_one(console: Console, found: dict[str, Any]) -> None:
     writer = f"process {found['writer']}" if found["writer"] else "nobody"
     console.print(f"journal {found['journal'] or '(never opened)'} in {found['directory']}", markup=False)
     state = f"{found['state']} ({found['detail']})" if found["detail"] not in ("", found["state"]) else found["state"]
     console.print(f"state {state}; written by {writer}", markup=False)
     console.print(f"shipped through sequence {found['shipped']}", markup=False)
-    for line in _shipping(found["ship"]):
-        console.print(line, markup=False)
     for identity in found["missing_keys"]:
         console.print(
             f"root key {identity} is MISSING: segments are sealed under it (warden journal keys)", markup=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Set
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,42 +56,46 @@ def import_lost(
         seconds = parse_duration(patience)
     except ValueError as fault:
         fail(Exit.USAGE, f"--patience: {fault}")
-    objects = _store(settings, source)
+    stores = _stores(settings, source)
     try:
-        found = [each for each in journals_in(objects) if journal in (None, each.journal)]
+        found = [(store, each) for store in stores for each in journals_in(store) if journal in (None, each.journal)]
     except OSError as fault:
         fail(Exit.DEPENDENCY, str(fault))
+    where = ", ".join(store.where for store in stores)
     if journal is not None and not found:
-        fail(Exit.NO, f"{objects.where} holds nothing of journal {journal}")
-    own = read_identity(settings.audit.journal.directory)
-    done = [_one(settings, objects, each, root, own, seconds, lost=lost) for each in found]
+        fail(Exit.NO, f"{where} holds nothing of journal {journal}")
+    own = {read_identity(settings.audit.of(each).journal.directory) for each in settings.audit.jurisdictions} - {""}
+    done = [_one(settings, store, each, root, own, seconds, lost=lost) for store, each in found]
     for each in done:
         emit(each) if as_json else typer.echo(_words(each))
     if not done and not as_json:
-        typer.echo(f"{objects.where} holds no journal")
+        typer.echo(f"{where} holds no journal")
     if any(each["state"] in ("alive", "failed", "open") for each in done):
         raise typer.Exit(int(Exit.NO))
 
 
-def _store(settings: Settings, source: Path | None) -> ObjectStore:
+def _stores(settings: Settings, source: Path | None) -> list[ObjectStore]:
+    """Each is asked for itself: one database's journals are copied to stores of its own jurisdiction."""
     try:
         if source is not None:
-            return LocalObjects(source)
-        if settings.audit.journal.copies is None:
-            fail(Exit.USAGE, "nothing to import from: audit.journal.copy names no store; name a directory with --from")
-        return store_of(settings.audit.journal.copies)
+            return [LocalObjects(source)]
+        sections = [settings.audit.of(each).journal.copies for each in settings.audit.jurisdictions]
+        stores: list[ObjectStore] = [store_of(section) for section in sections if section is not None]
     except OSError as fault:
         fail(Exit.USAGE, f"{source}: {fault.strerror}")
     except CopyError as fault:
         fail(Exit.USAGE, str(fault))
+    if not stores:
+        fail(Exit.USAGE, "nothing to import from: audit.journal.copy names no store; name a directory with --from")
+    return stores
 
 
 def _one(
-    settings: Settings, objects: ObjectStore, found: CopiedJournal, root: Root, own: str, patience_s: float,
+    settings: Settings, objects: ObjectStore, found: CopiedJournal, root: Root, own: Set[str], patience_s: float,
     *, lost: bool,
 ) -> dict[str, Any]:  # fmt: skip
     named = {"journal": found.journal, "sidecar": found.beat.sidecar if found.beat is not None else ""}
-    if found.journal == own:
+    if found.journal in own:
         return {**named, "state": "own", "detail": "this sidecar's own; it goes on with it by itself"}
     now = time.time()
     if not lost and found.alive(now, ALIVE_S):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,9 +25,10 @@ def list_keys(config: ConfigOption = DEFAULT_CONFIG, *, as_json: JsonOption = Fa
     `may go`: nothing here needs it. Copies of the journal outside (audit.journal.copy) may, until they are deleted.
     Exit 1 where one is missing that segments are under, or the one in use can't be had.
     """
-    section = load_settings(config).audit.journal
-    try:
-        rows, fault = _rows(section)
+    audit = load_settings(config).audit
+    section = audit.journal
+    try:  # of every database's journal: all are under the same keys
+        rows, fault = _rows(section, [audit.of(each).journal.directory for each in audit.jurisdictions])
     except OSError as broken:
         fail(Exit.DEPENDENCY, f"{section.directory}: {broken.strerror}")
     for row in rows:
@@ -41,14 +43,14 @@ def missing_keys(section: JournalSection) -> list[str]:
     """Ids of those that segments are under and that are not here. Raises OSError."""
     if isinstance(root_keys(section), KeyFault):
         return sorted({each.root.hex() for each in sealed_in(section.directory) if each.root})
-    return [str(row["id"]) for row in _rows(section)[0] if row["missing"]]
+    return [str(row["id"]) for row in _rows(section, [section.directory])[0] if row["missing"]]
 
 
-def _rows(section: JournalSection) -> tuple[list[dict[str, Any]], str | None]:
+def _rows(section: JournalSection, directories: Sequence[Path]) -> tuple[list[dict[str, Any]], str | None]:
     keys = root_keys(section)
     if isinstance(keys, KeyFault):
         fail(Exit.USAGE, keys.detail)
-    sealed = [each for each in sealed_in(section.directory) if each.root]
+    sealed = [each for directory in directories for each in sealed_in(directory) if each.root]
     fault, first, here = keys.fault(), first_id(section), set(keys.ids())
     current = None if fault is not None else key_id(keys.current())
     rows = []

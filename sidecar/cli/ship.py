@@ -13,11 +13,11 @@ from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, fail
 from sidecar.cli.desk import load_settings
 from sidecar.runtime import dumps
 from sidecar.runtime.dsn import sidecar_dsn
-from sidecar.runtime.released import StrandedError
 from sidecar.runtime.rootkeys import root_keys
 from sidecar.runtime.shipper import PARENT_VARIABLE
 from sidecar.runtime.shipping import AlreadyShippingError, bind_to_parent, load_sealer
 from sidecar.runtime.shipping import ship as run
+from sidecar.runtime.stranded import StrandedError
 from sidecar.telemetry import logs
 
 

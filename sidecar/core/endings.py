@@ -61,7 +61,7 @@ class Owed:
             self._nbytes += ending.nbytes
 
     def pay(self, recorder: Recorder) -> None:
-        """Journal what can be, oldest first, until the journal refuses one: it would refuse the others too.
+        """Journal what can be, oldest first; a journal that refuses one would refuse the others for it, too.
 
         An ending that the recorder can't even write down (a bug of ours) is let go and the fault raised: tried for
         ever, it would keep every other from being written.
@@ -69,19 +69,24 @@ class Owed:
         if not self._endings:
             return
         with self._turn:
-            while (ending := self._oldest()) is not None:
+            refusing: set[str] = set()
+            for ending in self._waiting():
+                store = ending.recorded.admission.verdict.store
+                if store in refusing:
+                    continue
                 try:
                     denial = recorder.settled(ending.recorded, ending.output, ending.outcome, ending.usage, ending.at)
                 except BaseException:  # a bug of ours at one ending must not hold up the rest; raised again
                     self._drop(ending)
                     raise
                 if denial is not None:
-                    return
-                self._drop(ending)
+                    refusing.add(store)
+                else:
+                    self._drop(ending)
 
-    def _oldest(self) -> Ending | None:
+    def _waiting(self) -> list[Ending]:
         with self._lock:
-            return next(iter(self._endings.values()), None)
+            return list(self._endings.values())
 
     def _drop(self, ending: Ending) -> None:
         with self._lock:

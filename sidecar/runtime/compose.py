@@ -14,13 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from audit.copying import CopyTo
-from audit.files import OsFiles
-from audit.journal import Bounds as JournalBounds
 from audit.journal import Journal
 from audit.recorder import JournalRecorder
 from audit.seal import KeyFault, load_root_key
-from audit.segments import JournalFault, Origin
+from audit.segments import Origin
 from policies.source import BundleSource, Pod
 from sidecar.core.governor import Governor, Mode, Ports
 from sidecar.core.model import Durability, Principal, Quantity, Secret
@@ -37,12 +34,11 @@ from sidecar.quotas.local import LocalQuotas
 from sidecar.quotas.pool import Pool
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, location, restricted, tls
-from sidecar.runtime.copy_settings import CopyError, copy_to
+from sidecar.runtime.copy_settings import CopyError
 from sidecar.runtime.digests import ModelDigests
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.ids import RandomIds
-from sidecar.runtime.rootkeys import problems as key_problems
-from sidecar.runtime.rootkeys import strict_root_keys
+from sidecar.runtime.journals import TimedFiles, copies_of, open_journals
 from sidecar.runtime.settings import IssuerSection, KeysSection, RedisSection, RedisTlsSection, Settings
 from sidecar.telemetry import logs
 from sidecar.telemetry.instruments import PrometheusInstruments
@@ -59,7 +55,6 @@ IN_KUBERNETES: Final = "KUBERNETES_SERVICE_HOST"  # set in every container of a 
 
 
 _LEASES: Final = logging.getLogger("warden.leases")
-_JOURNAL: Final = logging.getLogger("warden.journal")
 
 
 class StartError(Exception):
@@ -68,11 +63,14 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """Everything one sidecar is made of; nothing runs yet but the journal's own thread."""
+    """Everything one sidecar is made of; nothing runs yet but the journals' own threads.
+
+    ``journals`` by the jurisdiction of their databases, the pod's own first.
+    """
 
     settings: Settings
     governor: Governor
-    journal: Journal
+    journals: Mapping[str, Journal]
     recorder: JournalRecorder
     policies: BundleSource
     quotas: LocalQuotas
@@ -89,6 +87,11 @@ class Rooms:
     restricted: Restricted | None
     digests: ModelDigests
 
+    @property
+    def journal(self) -> Journal:
+        """That of the pod's own database."""
+        return self.journals[self.settings.audit.database.jurisdiction]
+
 
 def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> BundleSource:
     """The bundle at this pod's place; raises ``StartError`` with all of its problems, and those of the listeners."""
@@ -104,10 +107,12 @@ def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> Bu
     if isinstance(source, BundleSource) and source.current().place.jurisdiction != database:
         here = f"{pod.region} lies in {source.current().place.jurisdiction}, which no record leaves"
         problems.append(f"audit.database.jurisdiction: {database}, but {here}")
-    copies = settings.audit.journal.copies
-    if copies is not None and copies.jurisdiction != database:
-        words = f"{copies.jurisdiction}, but the records are of {database}, which no copy of them leaves"
-        problems.append(f"audit.journal.copy.jurisdiction: {words}")
+    for name in settings.audit.jurisdictions:
+        copies = settings.audit.of(name).journal.copies
+        if copies is not None and copies.jurisdiction != name:
+            where = "audit.journal" if name == database else f"audit.databases.{name}"
+            words = f"{copies.jurisdiction}, but the records are of {name}, which no copy of them leaves"
+            problems.append(f"{where}.copy.jurisdiction: {words}")
     if isinstance(source, BundleSource):
         problems += _key_problems(settings, source.current().bundle.regions)
     if settings.listen.tls is not None:
@@ -152,7 +157,7 @@ def named_problems(settings: Settings) -> list[str]:
     """What `build` would refuse of what is named: pepper, issuers' keys, Redis's files, tokenizers. Asks no server."""
     problems: list[str] = []
     looks: list[Callable[[], object]] = [partial(_ring, settings)]
-    looks += [partial(_quotas, settings), partial(_counters, settings), partial(_copy_to, settings)]
+    looks += [partial(_quotas, settings), partial(_counters, settings), partial(_copies, settings)]
     looks += [partial(_issuer, section) for section in settings.identity.issuers]
     for look in looks:
         try:
@@ -182,7 +187,10 @@ def build(settings: Settings) -> Rooms:
         "" if otlp is None else otlp.jurisdiction,
     )
     quotas, leases = _quotas(settings)
-    journal = _journal(settings, origin, TimedFiles(instruments))
+    journals = open_journals(settings, origin, TimedFiles(instruments))
+    if isinstance(journals, str):
+        raise StartError(journals)
+    (_, journal), *further = journals.items()
     ids = RandomIds(settings.telemetry.ratio)
     digests = ModelDigests(settings.triton.model_repository)
     recorder = JournalRecorder(
@@ -192,6 +200,7 @@ def build(settings: Settings) -> Rooms:
         new_id=lambda: ids.call(clock.now()),
         now=clock.now,
         model_digest=digests.of,
+        further=dict(further),
     )
     certificates = [CertificateRule(each.uri, each.tenant, each.roles) for each in settings.identity.certificates]
     identity = Identifier(TokenVerifier(issuers, book), ring, certificates, _bound(settings))
@@ -215,7 +224,7 @@ def build(settings: Settings) -> Rooms:
     return Rooms(
         settings=settings,
         governor=governor,
-        journal=journal,
+        journals=journals,
         recorder=recorder,
         policies=policies,
         quotas=quotas,
@@ -351,51 +360,8 @@ def _issuer(section: IssuerSection) -> tuple[Issuer, JwksSource]:
     return Issuer(**{name: getattr(section, name) for name in fields}), source
 
 
-class TimedFiles(OsFiles):
-    """The journal's file layer, whose fsyncs are measured."""
-
-    def __init__(self, instruments: PrometheusInstruments) -> None:
-        self._instruments = instruments
-
-    def fsync(self, descriptor: int) -> None:
-        began = time.perf_counter()
-        super().fsync(descriptor)
-        self._instruments.observe("warden_journal_fsync_seconds", time.perf_counter() - began)
-
-
-def _copy_to(settings: Settings) -> CopyTo | None:
+def _copies(settings: Settings) -> None:
     try:
-        return copy_to(settings.audit.journal.copies)
+        copies_of(settings)
     except CopyError as fault:
         raise StartError(str(fault)) from fault
-
-
-def _journal(settings: Settings, origin: Origin, files: OsFiles) -> Journal:
-    section = settings.audit.journal
-    root = strict_root_keys(section)
-    if isinstance(root, KeyFault):
-        raise StartError(f"audit.journal.{root.detail}")
-    journal = Journal.open(
-        section.directory,
-        root,
-        origin,
-        JournalBounds(
-            section.segment_bytes,
-            section.max_bytes,
-            section.min_free,
-            section.keep,
-            section.warn_at,
-            section.shed_at,
-            section.tenant_share,
-        ),
-        random=secrets.token_bytes,
-        wall_ns=time.time_ns,
-        monotonic=time.monotonic,
-        files=files,
-        copy=_copy_to(settings),
-    )
-    if isinstance(journal, JournalFault):
-        raise StartError(f"audit.journal: {journal.detail}")
-    for problem in key_problems(section, root):  # calls can be recorded, but what is there already cannot be stored
-        logs.event(_JOURNAL, logging.ERROR, "journal.key_missing", error=problem)
-    return journal

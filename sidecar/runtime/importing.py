@@ -16,18 +16,15 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from audit import store
-from audit.assemble import CutOff
-from audit.entries import aborted
+from audit.entries import cut_off
 from audit.fleet import Fleet
 from audit.logbook import LogBook
 from audit.objects import ObjectStore
 from audit.poison import PoisonKeeper
 from audit.reassembly import CopiedJournal, reassemble
-from audit.record import Settled
-from audit.recovery import OpenCall
 from audit.rootkeys import Root
 from audit.seal import KeyFault
-from audit.segments import FaultKind, segments_in
+from audit.segments import FaultKind, read_info, segments_in
 from audit.ship import Bounds, Parts, Shipper
 from audit.tables import audit_logs, fleet_entries, journal_cursors
 from audit.vault import Vault
@@ -54,9 +51,10 @@ class Imported:
 
     journal: str
     sidecar: str
+    jurisdiction: str  # whose database took its records
     records: int
     aborted: int
-    logs: tuple[str, ...]  # that took them, one for each database
+    log: str  # that took them
     closed: tuple[str, ...]
     open: tuple[str, ...]
     faults: tuple[str, ...]
@@ -86,35 +84,12 @@ def import_journal(
         raise ImportFaultError(f"journal {found.journal}: {faults[0].detail}")
     if not segments_in(work):
         raise ImportFaultError(f"journal {found.journal}: {objects.where} has no segment of it that can be read")
-    stored = [
-        _import_into(settings, each, found, work, root, patience_s, told) for each in settings.audit.jurisdictions
-    ]
-    left = tuple(log for each in stored for log in each.open)
-    if not left:  # the logs' own state stays: should it be asked for again, they are the same logs
-        for _, path in segments_in(work):
-            path.unlink()
-    return Imported(
-        found.journal, found.beat.sidecar if found.beat is not None else "", sum(each.records for each in stored),
-        sum(each.aborted for each in stored), tuple(each.log for each in stored),
-        tuple(log for each in stored for log in each.closed), left, tuple(fault.detail for fault in faults),
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    """What one database took."""
-
-    records: int
-    aborted: int
-    log: str
-    closed: tuple[str, ...]
-    open: tuple[str, ...]
-
-
-def _import_into(
-    settings: Settings, jurisdiction: str, found: CopiedJournal, work: Path, root: Root, patience_s: float,
-    told: Callable[[str], None],
-) -> _Stored:  # fmt: skip
+    jurisdiction = _for(work)
+    if jurisdiction not in settings.audit.jurisdictions:
+        words = (
+            f"it is for a database of {jurisdiction!r}, and {', '.join(settings.audit.jurisdictions)} are configured"
+        )
+        raise ImportFaultError(f"journal {found.journal}: {words}")
     stop = threading.Event()
     engine, shipper, log = _shipper(settings, jurisdiction, found, work, root, stop)
     try:
@@ -123,7 +98,23 @@ def _import_into(
         closed, left = _logs_of(engine, found.journal, log)
     finally:
         engine.dispose()
-    return _Stored(shipper.status.rows, shipper.status.aborted, log, tuple(closed), tuple(left))
+    if not left:  # the log's own state stays: should it be asked for again, it is the same log
+        for _, path in segments_in(work):
+            path.unlink()
+    return Imported(
+        found.journal, found.beat.sidecar if found.beat is not None else "", jurisdiction, shipper.status.rows,
+        shipper.status.aborted, log, tuple(closed), tuple(left), tuple(fault.detail for fault in faults),
+    )  # fmt: skip
+
+
+def _for(work: Path) -> str:
+    """The jurisdiction whose database a journal is for, as its first segment says; "": it can't be read."""
+    for _, path in segments_in(work):
+        with path.open("rb") as file:
+            header = read_info(file.fileno())
+        if header is not None:
+            return header[0].store or header[0].jurisdiction
+    return ""
 
 
 def _shipper(
@@ -138,40 +129,28 @@ def _shipper(
     assert not isinstance(sealer, KeyFault)
     assert isinstance(dsn, str)
     sidecar, own = settings.sidecar.name, whole.audit.database.jurisdiction
-    place = work if jurisdiction == own else work / "databases" / jurisdiction
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
     engine = store.connect(dsn, application=f"warden-import-{sidecar}"[:63])
-    book = LogBook(place / "log", sidecar, jurisdiction, key, secrets.token_bytes)
+    book = LogBook(work / "log", sidecar, jurisdiction, key, secrets.token_bytes)
     parts = Parts(
-        source=_LostSource(work, root, lambda _: None),  # each database has a place of its own in it
+        source=_LostSource(work, root),
         engine=engine,
         redaction_key=sealer.redaction_key,
         vault=Vault(keys_of(settings, engine), secrets.token_bytes),
         book=book,
-        fleet=Fleet(place / "fleet", jurisdiction, key),  # the sidecars that live take its heads outside
-        poison=PoisonKeeper(place / "poison", sealer),
+        fleet=Fleet(work / "fleet", jurisdiction, key),  # the sidecars that live take its heads outside
+        poison=PoisonKeeper(work / "poison", sealer),
         directory=work,
         sidecar=sidecar,
         region=settings.sidecar.region,
         jurisdiction=jurisdiction,
         own=own,
-        others=frozenset(whole.audit.jurisdictions) - {jurisdiction},
         now=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
         chance=random.random,
-        cut_off=_cut_off,
+        cut_off=lambda call: cut_off(call, clock.now()),
         closes=lambda: _dead(engine, found.journal, book.log),
     )
     return engine, Shipper(parts, stop, Bounds(keep=settings.audit.journal.keep)), book.log
-
-
-def _cut_off(call: CutOff) -> Settled:
-    facts = call.facts
-    left = OpenCall(
-        facts.call_id, call.first, facts.started_ns, facts.decided_ns, facts.level, facts.model, facts.prompt_tokens,
-        call.output_bytes, call.output_sha256,
-    )  # fmt: skip
-    return aborted(left, clock.now(), 0)
 
 
 def _run(shipper: Shipper, stop: threading.Event, patience_s: float, told: Callable[[str], None]) -> None:

@@ -19,7 +19,7 @@ __all__ = ["Announcer", "InForce"]
 
 _LOG: Final = logging.getLogger("warden.lifecycle")
 MOST: Final = 8  # bundles that wait to be written; each may be tens of MiB
-Event = Callable[[str, str, Mapping[str, ParameterValue]], Denial | None]
+Event = Callable[[str, str, str, Mapping[str, ParameterValue]], Denial | None]  # ``JournalRecorder.tell``
 
 
 @dataclass(slots=True)
@@ -38,9 +38,9 @@ class Announcer:
     def __init__(self, event: Event, unrecorded: Callable[[Denial], None]) -> None:
         self._event, self._unrecorded = event, unrecorded
 
-    def write(self, kind: str, detail: Mapping[str, ParameterValue], *, again: bool = False) -> bool:
-        """Whether it stands. ``again``: what failed before is not counted twice."""
-        denial = self._event(kind, "serve", detail)
+    def write(self, kind: str, detail: Mapping[str, ParameterValue], *, again: bool = False, store: str = "") -> bool:
+        """Whether it stands. ``again``: what failed before is not counted twice. ``store``: whose database keeps it."""
+        denial = self._event(store, kind, "serve", detail)
         if denial is not None and not again:
             self._unrecorded(denial)
             logs.event(_LOG, logging.ERROR, "event.unrecorded", kind=kind, detail=denial.internal)

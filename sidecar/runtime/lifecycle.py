@@ -9,18 +9,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from importlib.metadata import version
-from pathlib import Path
 from typing import Final
 
-from audit.journal import Pressure, State
+from audit.journal import State, close_all
 from audit.recovery import ENGINE_IDLE
+from sidecar.core.governor import Mode, Recorded
+from sidecar.core.model import Denial, ParameterValue
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, selfcheck, tls
 from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.compose import Rooms, StartError, build
 from sidecar.runtime.drain import Drain
 from sidecar.runtime.inforce import Announcer
+from sidecar.runtime.journals import JournalDesk
 from sidecar.runtime.learn import Learner
 from sidecar.runtime.ledger import Terms, rebuild
 from sidecar.runtime.pools import MetricsPage, PoolPoller
@@ -30,7 +33,6 @@ from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipper import Shipper
 from sidecar.runtime.watch import PolicyWatch
 from sidecar.telemetry import logs, readings
-from sidecar.telemetry.catalogue import JournalState
 from sidecar.telemetry.exposition import AddressUnavailable, AdminServer, Check
 from sidecar.telemetry.instruments import registry
 from sidecar.telemetry.shipfile import ShipFile, watch_ship
@@ -47,7 +49,6 @@ TELL: Final = 0.05  # seconds between two looks at what is told of the journal: 
 DIGESTS: Final = 10.0  # seconds between two looks at the models' files: each costs a stat for each file
 SWITCH: Final = 0.001  # seconds
 RELOAD: Final = 1.0  # seconds between two looks at the bundle's directory
-_STATES: Final = {State.OK: JournalState.OPEN, State.FULL: JournalState.FULL, State.FAULTED: JournalState.FAILED}
 
 
 class Sidecar:
@@ -63,7 +64,8 @@ class Sidecar:
         self.settings = settings
         self.rooms: Rooms = build(settings)
         self.live = self.rooms.live
-        self._announcer = Announcer(self.rooms.recorder.event, self.rooms.instruments.unrecorded)
+        self._journals = JournalDesk(self.rooms.journals, self.rooms.recorder, self.rooms.instruments)
+        self._announcer = Announcer(self.rooms.recorder.tell, self.rooms.instruments.unrecorded)
         self._policy = PolicyWatch(
             settings, self.rooms.policies, self.rooms.instruments, self._announcer, (python, ship[1])
         )
@@ -84,7 +86,7 @@ class Sidecar:
         self._stopping = threading.Event()
         self._threads = [
             threading.Thread(target=self._every, args=(SWEEP, self._sweep), name="warden-sweep", daemon=True),
-            threading.Thread(target=self._every, args=(TELL, self._tell_journal), name="warden-tell", daemon=True),
+            threading.Thread(target=self._every, args=(TELL, self._journals.tell), name="warden-tell", daemon=True),
             threading.Thread(target=self._every, args=(RELOAD, self._policy.look), name="warden-bundle", daemon=True),
             threading.Thread(target=self._look_at_models, name="warden-digests", daemon=True),
         ]
@@ -93,8 +95,6 @@ class Sidecar:
             settings.listen.admin, registry(self.rooms.instruments), self._live_checks, self._ready_checks
         )
         self.services = self._services()
-        self._journal_state = State.OK  # that was logged last
-        self._pressure = Pressure.NONE  # as above
         self._watch_metrics()
 
     def _self_check(self) -> SelfCheck:
@@ -121,13 +121,28 @@ class Sidecar:
                 call_timeout=bounds.call_timeout,
             ),
             budget=self.budget,
-            durable=rooms.recorder.durable,
+            durable=self._durable,
             ready=self.is_ready,
             crashed=self._crashed,
             cut_off=self._cut_off,
             models=rooms.models,
             waiting=self._waiting,
         )
+
+    def _durable(self, recorded: Recorded) -> Future[Denial | None] | None:
+        """What a strict call waits for. In mode observe none does, as none is refused for it: what could not be made
+        durable, or not copied, is counted as what could not be written is.
+        """
+        answer = self.rooms.recorder.durable(recorded)
+        if answer is None or self.rooms.governor.mode is Mode.ENFORCE:
+            return answer
+        answer.add_done_callback(self._count_unsafe)
+        return None
+
+    def _count_unsafe(self, answer: Future[Denial | None]) -> None:
+        denial = answer.result()
+        if denial is not None:
+            self.rooms.instruments.unrecorded(denial)
 
     # --- in and out ------------------------------------------------------------------------------------------------
 
@@ -183,9 +198,8 @@ class Sidecar:
             found = policy.limits(tenant, model, key_name, at.wall)
             return None if found is None else Terms(*found, policy.profile(model))
 
-        booked = rebuild(
-            rooms.journal.recovery.past, terms, rooms.quotas, rooms.governor.hold, at, rates=rooms.leases is None
-        )
+        past = [call for journal in rooms.journals.values() for call in journal.recovery.past]
+        booked = rebuild(past, terms, rooms.quotas, rooms.governor.hold, at, rates=rooms.leases is None)
         if booked.charged:
             detail = f"{booked.charged} calls count again; Triton may be working on {booked.held} of them"
             logs.event(_LOG, logging.INFO, "quotas.rebuilt", count=booked.charged, detail=detail)
@@ -195,14 +209,19 @@ class Sidecar:
         at = clock.now()
         over = self.rooms.governor.idle_at_triton(model, seen_ns, at)
         if over:
-            seen_wall_ns = at.wall_ns - (at.mono_ns - seen_ns)
-            self._announcer.write(ENGINE_IDLE, {"model": model, "calls": over, "at_ns": seen_wall_ns})
+            detail: dict[str, ParameterValue] = {
+                "model": model,
+                "calls": over,
+                "at_ns": at.wall_ns - (at.mono_ns - seen_ns),
+            }
+            for store in self.rooms.journals:  # whichever holds the calls: each is recovered by itself
+                self._announcer.write(ENGINE_IDLE, detail, store=store)
         return over
 
     def stop(self) -> None:
         """After the drain: journal what is left, end the shipper once it has had its chance, close."""
         self._stopping.set()
-        self._guarded(self._tell_journal)
+        self._guarded(self._journals.tell)
         self._guarded(self._sweep)  # the last chance of what the journal is owed
         self._policy.end()
         self.rooms.recorder.fold(clock.now(), last=True)
@@ -215,8 +234,7 @@ class Sidecar:
         self._selfcheck.stop()
         self._pools.stop()
         self._shipper.stop()
-        fault = self.rooms.journal.close()
-        if fault is not None:
+        for fault in close_all(self.rooms.journals.values()):
             logs.event(_LOG, logging.ERROR, "journal.unsynced", detail=fault.detail)
         logs.event(_LOG, logging.INFO, "sidecar.stopped", sidecar=self.settings.sidecar.name)
 
@@ -248,41 +266,6 @@ class Sidecar:
     def _sweep(self) -> None:
         self.rooms.governor.sweep(clock.now())
 
-    def _tell_journal(self) -> None:
-        """One line where the journal begins to refuse, with why, and one where it takes entries again."""
-        journal = self.rooms.journal
-        state, before = journal.state, self._journal_state
-        if state is not before:
-            self._journal_state = state
-            level = logging.INFO if state is State.OK else logging.ERROR
-            detail = journal.fault.detail if journal.fault is not None else None
-            limit = self.settings.audit.journal.max_bytes
-            logs.event(_LOG, level, "journal.state", state=state, detail=detail, bytes=journal.nbytes, limit=limit)
-        self._tell_pressure()
-        self.rooms.recorder.fold(clock.now())
-        for fault in self.rooms.recorder.mended():
-            self.rooms.instruments.count("warden_journal_faults_total")
-            logs.event(_LOG, logging.ERROR, "journal.mended", kind=fault.kind, detail=fault.detail)
-
-    def _tell_pressure(self) -> None:
-        """Each step of the ladder, up and down, into the log and the journal itself (which keeps room for events)."""
-        journal, recorder = self.rooms.journal, self.rooms.recorder
-        step = journal.pressure
-        if step is self._pressure:
-            return
-        tenant, held = journal.most_held
-        detail: dict[str, bool | int | float | str] = {
-            "step": step.word, "from": self._pressure.word, "used": round(journal.used, 3), "bytes": journal.nbytes,
-            "shed_calls": recorder.shed_calls, "most_held_by": tenant, "most_held": held,
-        }  # fmt: skip
-        if recorder.event("journal_pressure", "serve", detail) is None:
-            self._pressure = step
-            level = logging.WARNING if step else logging.INFO
-            logs.event(
-                _LOG, level, "journal.pressure", state=step.word, bytes=journal.nbytes, tenant=tenant,
-                detail=f"{journal.used:.0%} can't be freed yet; the most is {tenant or 'nobody'}'s, {held} bytes",
-            )  # fmt: skip
-
     # --- what others ask -------------------------------------------------------------------------------------------
 
     def is_ready(self) -> bool:
@@ -299,13 +282,12 @@ class Sidecar:
 
     def _ready_checks(self) -> Mapping[str, Check]:
         rooms = self.rooms
-        fault = rooms.journal.fault
         policy = rooms.policies.current()
         checks = {
             "upstream": Check(self._probe.ready, self._probe.detail),
             # A Triton that won't say what its models are is served all the same, but for what can't be decided then.
             "models": Check(self._learner.asked, self._learner.detail),
-            "journal": Check(rooms.journal.state is State.OK, fault.detail if fault else self._journal_words()),
+            **self._journals.checks(),
             "draining": Check(not self.drain.began.is_set(), ""),
             **self._policy.checks(),
             # Told, never deciding: a database or an issuer that is away must not take every pod out of service.
@@ -327,7 +309,8 @@ class Sidecar:
         if self.settings.listen.tls is not None:
             wrong = tls.faults(self.settings.listen.tls)  # what was rotated in since; it may be served all the same
             checks["tls"] = Check(ok=True, detail=wrong[0] if wrong else "current")
-        checks |= self._outside_checks()
+        if rooms.leases is not None:
+            checks["redis"] = Check(ok=True, detail=rooms.leases.summary)
         status = rooms.keys.status
         if rooms.ring is not None:
             checks["keys"] = Check(ok=True, detail=_known(f"{status.keys} keys", status.fault))
@@ -341,22 +324,6 @@ class Sidecar:
             checks[f"jwks {section.issuer}"] = Check(ok=True, detail=source.condition.fault or "current")
         return checks
 
-    def _outside_checks(self) -> dict[str, Check]:
-        """Told, never deciding: what calls need of them they are refused by themselves."""
-        leases, copier = self.rooms.leases, self.rooms.journal.copier
-        checks = {} if leases is None else {"redis": Check(ok=True, detail=leases.summary)}
-        if copier is not None:
-            checks["copy"] = Check(ok=True, detail=copier.fault.detail if copier.fault else copier.where)
-        return checks
-
-    def _journal_words(self) -> str:
-        journal = self.rooms.journal
-        if not journal.pressure:
-            return str(journal.state)
-        tenant, held = journal.most_held
-        most = f"; the most, {held:,} bytes, is {tenant}'s" if tenant else ""
-        return f"{journal.state}: {journal.used:.0%} of its space can't be freed yet ({journal.pressure.word}){most}"
-
     def _crashed(self, call_id: str, fault: BaseException) -> None:
         self.rooms.instruments.count("warden_internal_errors_total")
         _LOG.error("call.crashed", exc_info=fault, extra={"warden": {"call_id": call_id}})
@@ -367,17 +334,9 @@ class Sidecar:
 
     def _watch_metrics(self) -> None:
         rooms, settings = self.rooms, self.settings
-        section, sidecar = settings.audit.journal, settings.sidecar
+        sidecar = settings.sidecar
         watch = rooms.instruments.watch
-        watch("warden_journal_state", lambda: readings.journal_state(_STATES[rooms.journal.state]))
-        watch("warden_journal_pressure", lambda: float(rooms.journal.pressure))
-        watch("warden_journal_shed_calls_total", lambda: float(rooms.recorder.shed_calls))
-        watch("warden_folded_refusals_total", lambda: float(rooms.recorder.folded_refusals))
-        watch("warden_journal_bytes", lambda: float(rooms.journal.nbytes))
-        watch("warden_journal_limit_bytes", lambda: float(section.max_bytes))
-        watch("warden_journal_free_bytes", lambda: float(_free(section.directory)))
-        watch("warden_journal_copy_lag_seconds", lambda: copier.behind_s if (copier := rooms.journal.copier) else None)
-        watch("warden_journal_segments", lambda: float(sum(1 for _ in section.directory.glob("*.seg"))))
+        self._journals.watch()
         watch("warden_quota_held_bytes", lambda: readings.held(rooms.quotas.tenants(), rooms.quotas.held))
         watch("warden_pool_used_ratio", lambda: readings.used(rooms.quotas.engines.held()))
         watch("warden_pool_live", lambda: readings.live(self._pools.live, self._pools.faults))
@@ -404,7 +363,7 @@ class Sidecar:
         watch("warden_draining", lambda: float(self.drain.began.is_set()))
         info = readings.info(version("triton-warden"), sidecar.name, sidecar.region, settings.mode)
         watch("warden_build_info", lambda: info)
-        file = ShipFile(section.directory / "ship.json", time.time)
+        file = ShipFile(settings.audit.journal.directory / "ship.json", time.time)
         watch_ship(rooms.instruments, file, self.settings.audit.jurisdictions)
 
     def _jwks_age(self) -> float | None:
@@ -416,8 +375,3 @@ class Sidecar:
 def _known(what: str, fault: str) -> str:
     """What is known, and what is wrong with it; nothing is said of what was never had."""
     return "; ".join(filter(None, [what if what[0] != "0" or not fault else "", fault]))
-
-
-def _free(directory: Path) -> int:
-    found = os.statvfs(directory)
-    return found.f_bavail * found.f_frsize

@@ -53,7 +53,12 @@ Role = Literal["tenant", "operator", "admin"]
 Section = TypeVar("Section", bound=BaseModel)
 
 
-FURTHER_DATABASES: Final = 3  # beside the pod's own: each has a shipper's threads, and nine series
+FURTHER_DATABASES: Final = 2  # beside the pod's own: each has a journal, a shipper with its threads, and 11 series
+
+
+def journal_of(directory: Path, jurisdiction: str) -> Path:
+    """Where the journal for a further database is, in the ``directory`` of the pod's own."""
+    return directory / "databases" / jurisdiction
 
 
 class _Section(BaseModel):
@@ -281,6 +286,7 @@ class FurtherDatabaseSection(_Section):
     key_file: Path
     keys: MasterKeysSection = MasterKeysSection()
     anchor: AnchorSection | None = None
+    copies: CopySection | None = Field(default=None, alias="copy")  # of its journal: as audit.journal.copy is the pod's
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -309,9 +315,18 @@ class AuditSection(_Section):
         return (self.database.jurisdiction, *self.databases)
 
     def of(self, jurisdiction: str) -> Self:
-        """What is configured of one of ``jurisdictions``, as if it were the only one."""
+        """What is configured of one of ``jurisdictions``, as if it were the only one.
+
+        Its journal too: each database has one of its own, the further ones in the directory of the pod's, and an equal
+        part of its space.
+        """
+        sharers = len(self.jurisdictions)
+        shared: dict[str, Any] = {
+            "max_bytes": self.journal.max_bytes // sharers, "segment_bytes": self.journal.segment_bytes // sharers
+        }  # fmt: skip
         if jurisdiction == self.database.jurisdiction:
-            return self.model_copy(update={"databases": {}})
+            journal = self.journal.model_copy(update=shared)
+            return self.model_copy(update={"databases": {}, "journal": journal})
         found = self.databases[jurisdiction]
         database = DatabaseSection(
             dsn=found.dsn,
@@ -319,7 +334,11 @@ class AuditSection(_Section):
             jurisdiction=jurisdiction,
             key_file=found.key_file,
         )
-        own: dict[str, Any] = {"database": database, "keys": found.keys, "anchor": found.anchor, "databases": {}}
+        shared |= {"directory": journal_of(self.journal.directory, jurisdiction), "copies": found.copies}
+        own: dict[str, Any] = {
+            "database": database, "keys": found.keys, "anchor": found.anchor, "databases": {},
+            "journal": self.journal.model_copy(update=shared),
+        }  # fmt: skip
         return self.model_copy(update=own)
 
     @model_validator(mode="after")

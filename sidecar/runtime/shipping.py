@@ -43,8 +43,8 @@ from sidecar.runtime.copy_settings import CopyError, store_of
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.masterkeys import keys_of
 from sidecar.runtime.object_settings import objects_at
-from sidecar.runtime.released import Released, place_of, refuse_stranded
 from sidecar.runtime.settings import Settings
+from sidecar.runtime.stranded import refuse_stranded
 from sidecar.telemetry import logs
 from sidecar.telemetry.export import SpanPump, exporter_for
 from sidecar.telemetry.spans import resource_of, span_of, to_be_exported
@@ -82,9 +82,8 @@ class AlreadyShippingError(Exception):
 class JournalSource:
     """``audit.ship.Source`` over the real journal."""
 
-    def __init__(self, directory: Path, root: Root, told: Callable[[int], None] | None = None) -> None:
-        """``told`` is what is shipped, at most once a second; None: the journal itself is."""
-        self._told_to = told or partial(write_shipped, directory)
+    def __init__(self, directory: Path, root: Root) -> None:
+        self._told_to = partial(write_shipped, directory)
         self._follower = Follower(directory, root)
         self._entry_bytes = 512.0  # of one entry, a running mean: the follower knows what waits in bytes
         self._told_of: tuple[SegmentInfo, Place] | None = None
@@ -100,6 +99,7 @@ class JournalSource:
 
     def read(self, limit: int) -> Sequence[Item]:
         """Raises OSError, also where the journal is sealed under another key: skipping it would let it be deleted."""
+        self._tell_in_time()  # the last of a backlog may come within the second: a full journal waits for it
         follower, start = self._follower, self._follower.sequence
         found = follower.read(limit)
         items = [Item(sequence, data, self._place(info)) for sequence, data, info in found]
@@ -116,7 +116,16 @@ class JournalSource:
     def _place(self, info: SegmentInfo) -> Place:
         """The same for all of a segment."""
         if self._told_of is None or self._told_of[0] is not info:
-            place = Place(info.sidecar, info.journal, info.region, info.jurisdiction, info.evidence, info.telemetry)
+            place = Place(
+                info.sidecar,
+                info.journal,
+                info.region,
+                info.jurisdiction,
+                info.evidence,
+                info.telemetry,
+                info.store,
+                info.open_from,
+            )
             self._told_of = (info, place)
         return self._told_of[1]
 
@@ -133,6 +142,9 @@ class JournalSource:
     def shipped(self, sequence: int) -> None:
         """Told to the journal at most once a second: it costs an fsync, and only frees old segments."""
         self._shipped = sequence
+        self._tell_in_time()
+
+    def _tell_in_time(self) -> None:
         if time.monotonic() - self._told_at >= REPORT_SECONDS:
             self._tell()
 
@@ -195,24 +207,28 @@ def _logs(settings: Settings, directory: Path) -> tuple[LogBook, Fleet]:
 
 
 class Shipment:
-    """The shipping of one journal to one of its databases, made anew after whatever ended it.
+    """The shipping of one journal to its database, made anew after whatever ended it.
 
-    Each has its log, its kept batches, its keys, its connections and its place in the journal to itself, so that what
-    holds up one holds up no other.
+    Each has its journal, its log, its kept batches, its keys and its connections to itself, so that what holds up one
+    holds up no other.
     """
 
     def __init__(
-        self, settings: Settings, jurisdiction: str, root: Root, released: Released, pump: SpanPump | None,
-        stop: threading.Event,
-    ) -> None:  # fmt: skip
+        self, settings: Settings, jurisdiction: str, root: Root, pump: SpanPump | None, stop: threading.Event
+    ) -> None:
         self.jurisdiction = jurisdiction
         self._settings, self._whole = settings.of(jurisdiction), settings
-        self._root, self._released, self._pump, self._stop = root, released, pump, stop
+        self._root, self._pump, self._stop = root, pump, stop
         self.status = Status()
 
     @property
     def alone(self) -> bool:
         return not self._whole.audit.databases
+
+    @property
+    def directory(self) -> Path:
+        """Of its journal."""
+        return self._settings.audit.journal.directory
 
     def run(self) -> None:
         """Until ``stop``. Alone, it raises what ends it; beside others, which go on, it tells it and tries again."""
@@ -248,9 +264,7 @@ class Shipment:
                 raise OSError(found.detail)
         assert isinstance(sealer, ContentSealer)
         assert isinstance(dsn, str)
-        source = JournalSource(
-            settings.audit.journal.directory, self._root, partial(self._released.tell, self.jurisdiction)
-        )
+        source = JournalSource(settings.audit.journal.directory, self._root)
         engine = store.connect(dsn, application=f"warden-ship-{settings.sidecar.name}"[:63])
         try:
             parts = self._parts(source, engine, sealer)
@@ -260,9 +274,7 @@ class Shipment:
             source.close()
 
     def _parts(self, source: JournalSource, engine: Engine, sealer: ContentSealer) -> Parts:
-        settings, whole = self._settings, self._whole.audit
-        journal = settings.audit.journal.directory
-        directory = place_of(journal, self.jurisdiction, own=whole.database.jurisdiction)
+        settings, directory = self._settings, self._settings.audit.journal.directory
         book, fleet = _logs(settings, directory)
         return Parts(
             source=source,
@@ -272,7 +284,7 @@ class Shipment:
             book=book,
             fleet=fleet,
             poison=PoisonKeeper(directory / "poison", sealer),
-            directory=journal,
+            directory=directory,
             sidecar=settings.sidecar.name,
             region=settings.sidecar.region,
             jurisdiction=self.jurisdiction,
@@ -280,9 +292,7 @@ class Shipment:
             monotonic=time.monotonic,
             chance=random.random,
             ended=None if self._pump is None else _spans_to(self._pump),
-            own=whole.database.jurisdiction,
-            others=frozenset(whole.jurisdictions) - {self.jurisdiction},
-            shipped_in=self._released.directory(self.jurisdiction),
+            own=self._whole.audit.database.jurisdiction,
             copied_to=_copied_to(settings),
         )
 
@@ -306,8 +316,9 @@ def ship(settings: Settings, root: Root, stop: threading.Event) -> None:
     try:
         with alone(directory, stop):
             refuse_stranded(directory, root, settings.audit.jurisdictions)
-            released = Released(directory, settings.audit.jurisdictions)
-            shipments = [Shipment(settings, each, root, released, pump, stop) for each in settings.audit.jurisdictions]
+            shipments = [Shipment(settings, each, root, pump, stop) for each in settings.audit.jurisdictions]
+            for each in shipments:
+                each.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _reporting(directory / "ship.json", shipments, pump):
                 _run(shipments, stop)
     finally:

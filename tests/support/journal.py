@@ -13,6 +13,7 @@ from typing import Any
 
 from audit.files import OS_FILES, Files, OsFiles
 from audit.journal import Bounds, Follower, Journal, Origin
+from audit.record import Admitted, Entry, Settled, encode
 from audit.rootkeys import Root
 from audit.segments import segments_in
 from sidecar.core.model import Secret
@@ -38,6 +39,15 @@ def open_journal(
     )  # fmt: skip
     assert isinstance(journal, Journal), journal
     return journal
+
+
+def put(journal: Journal, entry: Entry) -> int:
+    """Written as the recorder does it: the journal is told which calls begin and end."""
+    opens = entry.call.call_id if isinstance(entry, Admitted) else ""
+    closes = entry.call_id if isinstance(entry, Settled) else ""
+    sequence = journal.append(encode(entry), opens=opens, closes=closes, reserve=not isinstance(entry, Admitted))
+    assert isinstance(sequence, int), sequence
+    return sequence
 
 
 def entries(directory: Path, sequence: int = 0) -> list[tuple[int, bytes]]:

@@ -92,6 +92,18 @@ class Server:
             connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
             connection.execute(f"DROP TABLESPACE of_{name}")
 
+    @contextmanager
+    def closed(self, dsn: str) -> Iterator[None]:
+        """One database takes no connections, and those that it had are gone; the others stay."""
+        name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+            connection.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+            try:
+                yield
+            finally:
+                connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
     def snapshot(self, dsn: str) -> str:
         """A copy of a database as it is now: its name, for ``restore``."""
         name = f"warden_{next(_numbers)}"

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from audit.journal import Bounds, Journal
-from audit.record import Admitted, Entry, encode
+from audit.record import Admitted, Entry
 from audit.segments import Origin
 from sidecar.core.model import Secret
+from tests.support.journal import put
 from tests.support.postgres import query
 from tests.support.store import ROOT, content, facts, refused, settled, wait_until
 
@@ -70,7 +71,7 @@ def fill(directory: Path, calls: int) -> None:
             call = facts(**told)
             entries = [Admitted(call), settled(call, b"!")]
         for entry in entries:
-            assert isinstance(journal.append(encode(entry)), int)
+            put(journal, entry)
     journal.close()
 
 

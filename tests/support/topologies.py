@@ -230,10 +230,12 @@ class Sidecar:
         further = tuple(each for each in self.pod.further if each != area)
         self.place = Place(self.pod.region, area, area, self.pod.collector, self.pod.doubt, further)
         self.policy = LoadedPolicy(self.topology.bundle, self.place)
-        self.journal = Journal()
+        self.journals = {store: Journal() for store in self.place.stores}
+        (_, own), *others = self.journals.items()
         recorder = JournalRecorder(
-            self.written_to or self.journal,  # type: ignore[arg-type]  # all of it that is used here
+            self.written_to or own,  # type: ignore[arg-type]  # all of it that is used here
             content_bytes=2**20, durability=Durability.BATCH, new_id=lambda: "e", now=lambda: self.at,
+            further=dict(others),  # type: ignore[arg-type]  # as above
         )  # fmt: skip
         around = Around(policy=self.policy)
         self.governor = Governor(Ports(around, around, around, around, recorder, FakeInstruments()))
@@ -248,18 +250,19 @@ class Sidecar:
 
     def records(self, written: Iterable[bytes] | None = None) -> list[tuple[str, CallRecord]]:
         """The calls that are ``written``, by default in memory, with the jurisdiction of the database that each is
-        stored in: joined there of what is shipped there.
+        stored in: joined there of what is in its journal.
         """
         found = []
-        entries = [decode(data) for data in (self.journal.written if written is None else written)]
-        at = WrittenAt("pod", "journal", self.place.region, self.place.jurisdiction)
-        for store in self.place.stores:
+        own = self.place.jurisdiction
+        journals = {store: each.written for store, each in self.journals.items()} if written is None else {own: written}
+        at = WrittenAt("pod", "journal", self.place.region, own)
+        for store, data in journals.items():
             joiner = Joiner()
-            for sequence, entry in enumerate(entries):
-                if (store_of(entry) or self.place.jurisdiction) == store:
-                    record = joiner.add(at, sequence, entry)
-                    assert record is None or isinstance(record, CallRecord), "an end without its beginning"
-                    found += [(store, record)] if record is not None else []
+            for sequence, entry in enumerate(map(decode, data)):
+                assert (store_of(entry) or own) == store, "in the journal of another database"
+                record = joiner.add(at, sequence, entry)
+                assert record is None or isinstance(record, CallRecord), "an end without its beginning"
+                found += [(store, record)] if record is not None else []
         return found
 
 

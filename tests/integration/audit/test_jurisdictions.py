@@ -1,4 +1,4 @@
-"""One journal, several jurisdictions' databases: each gets its own and nothing else, and each fails alone."""
+"""Several jurisdictions' databases: each has a journal and gets its own and nothing else, and each fails alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import secrets
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,22 @@ import psycopg
 import pytest
 from typer.testing import CliRunner
 
-from audit.record import Admitted, Entry, Event, encode
+from audit.files import OsFiles
+from audit.follow import read_shipped
+from audit.journal import Journal, Pressure, State, close_all
+from audit.record import Admitted, Entry, Event, store_of
 from audit.seal import load_root_key
+from audit.segments import Origin, segments_in
 from sidecar.cli.main import build
 from sidecar.core.model import Secret
 from sidecar.runtime import shipping
-from sidecar.runtime.released import StrandedError
+from sidecar.runtime.journals import open_journals
 from sidecar.runtime.settings import load
 from sidecar.runtime.shipping import ship
-from tests.integration.audit.test_ship_process import count, opened, report
+from sidecar.runtime.stranded import StrandedError
+from tests.integration.audit.test_ship_process import count, report
 from tests.integration.audit.test_ship_process import shipping as process_of
+from tests.support.journal import put
 from tests.support.postgres import Server, prepare, query, running_server
 from tests.support.store import ROOT, completed, event, facts, refused, settled, wait_until
 
@@ -57,10 +64,10 @@ def place(tmp_path: Path, dsn: str, us: str) -> Path:
     return tmp_path
 
 
-def write(directory: Path, dsn: str, further: dict[str, str]) -> Path:
+def write(directory: Path, dsn: str, further: dict[str, str], **journal: Any) -> Path:
     """``further``: DSNs by jurisdiction."""
     audit: dict[str, Any] = {
-        "journal": {"directory": "journal", "key_file": "journal.key"},
+        "journal": {"directory": "journal", "key_file": "journal.key", **journal},
         "database": {"dsn": dsn, "jurisdiction": "EU"},
     }
     audit["databases"] = {
@@ -126,10 +133,19 @@ def _to(entry: Any, store: str) -> Entry:
     return changed
 
 
-def append(directory: Path, entries: Iterator[Entry] | list[Entry]) -> None:
-    with opened(directory) as journal:
-        for entry in entries:
-            assert isinstance(journal.append(encode(entry)), int)
+@contextmanager
+def opened(directory: Path) -> Iterator[dict[str, Journal]]:
+    journals = open_journals(load(directory / "warden.yaml"), Origin("pod-1", "eu-west-1", "EU"), OsFiles())
+    assert isinstance(journals, dict), journals
+    try:
+        yield journals
+    finally:
+        close_all(journals.values())
+
+
+def append(directory: Path, entries: Iterable[Entry]) -> None:
+    with opened(directory) as journals:
+        put_all(journals, entries)
 
 
 def tenants(dsn: str) -> dict[str, int]:
@@ -190,9 +206,9 @@ def test_each_database_gets_its_own_and_nothing_else(place: Path, dsn: str, us: 
     logs = [query(each, "SELECT log FROM warden.audit_logs WHERE log <> 'fleet'") for each in (dsn, us)]
     assert len(logs[0]) == len(logs[1]) == 1
     assert logs[0] != logs[1]
-    # Of what is shipped everywhere, no segment is held back.
-    told = json.loads((place / "journal" / "shipped").read_bytes())
-    assert told["through"] == max(of(place, name)["shipped_sequence"] for name in ("EU", "US"))
+    # Each journal lets go of what its own database has.
+    for jurisdiction, journal in (("EU", place / "journal"), ("US", place / "journal" / "databases" / "US")):
+        assert read_shipped(journal) == of(place, jurisdiction)["shipped_sequence"]
 
 
 @pytest.mark.parametrize("how", ["hangs", "is down"])
@@ -200,21 +216,50 @@ def test_one_that_fails_holds_up_no_other(place: Path, dsn: str, us: str, americ
     append(place, [*calls(5, "EU", "acme"), *calls(5, "US", "birch")])
     with Shipping(place / "warden.yaml"):
         wait_until(lambda: count(dsn) == 5 and count(us) == 5)
-        with america.hung() if how == "hangs" else _down(america), opened(place) as journal:
-            for entry in [*calls(40, "US", "birch"), *calls(40, "EU", "acme")]:
-                assert isinstance(journal.append(encode(entry)), int)
+        with america.hung() if how == "hangs" else _down(america):
+            append(place, [*calls(40, "US", "birch"), *calls(40, "EU", "acme")])
             wait_until(lambda: count(dsn) == 45)
             wait_until(lambda: of(place, "EU").get("lag_records") == 0)
             assert of(place, "EU")["database_up"]
             wait_until(lambda: of(place, "US").get("lag_records", 0) > 0)
-            # What the other has not got stays in the journal.
-            through = json.loads((place / "journal" / "shipped").read_bytes())["through"]
-            assert through < of(place, "EU")["shipped_sequence"]
+            # What the other has not got stays in its own journal.
+            assert segments_in(place / "journal" / "databases" / "US")
         wait_until(lambda: count(us) == 45)
     assert (tenants(dsn), tenants(us)) == ({"acme": 45}, {"birch": 45})
     assert len(set(ids(us))) == 45
     for jurisdiction in ("EU", "US"):
         assert verified(place, jurisdiction)["faults"] == []
+
+
+def test_one_that_hangs_fills_its_own_journal_and_no_other(place: Path, dsn: str, us: str, america: Server) -> None:
+    """Neither the other's space nor what it reads grows with it; each record is stored once, when it is back."""
+    write(place, dsn, {"US": us}, max_bytes=2 * 2**20, segment_bytes=256 * 2**10, min_free=2**20)
+    with Shipping(place / "warden.yaml"), opened(place) as journals:
+        put_all(journals, calls(1, "US", "birch"))
+        wait_until(lambda: count(us) == 1)
+        with america.hung():
+            written = 1
+            while journals["US"].state is State.OK:
+                put_all(journals, calls(1, "US", "birch"))
+                written += 1
+            assert 2**19 < journals["US"].nbytes < 2**20 + 2**19
+            for n in range(1, 11):  # more than all the space there is goes through the other
+                wait_until(
+                    lambda: journals["EU"].state is State.OK
+                )  # what is stored makes room, within a second or two
+                put_all(journals, calls(200, "EU", "acme"))
+                wait_until(lambda n=n: count(dsn) == 200 * n)
+            wait_until(lambda: journals["EU"].pressure < Pressure.REFUSE)
+            assert journals["US"].state is State.FULL
+        wait_until(lambda: count(us) == written)
+        wait_until(lambda: journals["US"].state is State.OK)
+    assert (tenants(dsn), tenants(us)) == ({"acme": 2000}, {"birch": written})
+
+
+def put_all(journals: dict[str, Journal], entries: Iterable[Entry]) -> None:
+    """Each to the journal of its database, as the recorder does."""
+    for entry in entries:
+        put(journals[store_of(entry) or "EU"], entry)
 
 
 class _down:  # noqa: N801 — beside ``Server.hung``

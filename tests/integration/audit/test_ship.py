@@ -9,6 +9,7 @@ import pickle
 import random
 import signal
 import threading
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from audit import store
 from audit.assemble import Place
 from audit.batch import Batch
 from audit.content import ContentSealer
+from audit.entries import END_LOST_WORDS
 from audit.logbook import log_signer, origin_of
 from audit.merkle import Tree
 from audit.opening import Opener
@@ -401,6 +403,25 @@ def test_missing_entries_are_told(dsn: str, tmp_path: Path) -> None:
     ship(journal, dsn, tmp_path, 2)
     ((detail,),) = query(dsn, "SELECT detail FROM warden.audit_events WHERE kind = 'journal_gap'")
     assert detail == {"first": 1, "last": 2}
+
+
+def test_a_call_whose_end_was_lost_is_aborted_once_a_segment_says_that_it_had_ended(dsn: str, tmp_path: Path) -> None:
+    """It would hold the journal for ever; a call that is still under way is left alone."""
+    journal, lost, open_call = FakeJournal(), facts(), facts()
+    journal.append(Admitted(lost), Output(lost.call_id, lost.started_ns + 1, 0, [b"so far"]), b"\xc1", *completed())
+    journal.append(Admitted(open_call))
+    ship(journal, dsn, tmp_path, 2)
+    assert journal.shipped_to == -1
+    journal.place = replace(PLACE, open_from=5)
+    journal.append(*completed())
+    ship(journal, dsn, tmp_path, 2)
+    assert journal.shipped_to == 5, "up to the call that is open"
+    words = "SELECT outcome, output_bytes, internal FROM warden.audit_calls WHERE call_id = %s"
+    assert query(dsn, words, lost.call_id) == [("aborted", len(b"so far"), END_LOST_WORDS)]
+    assert query(dsn, words, open_call.call_id) == []
+    journal.append(settled(open_call))
+    ship(journal, dsn, tmp_path, 1)  # read again from where the open one began: no call is there twice
+    assert positions(dsn) == list(range(5))
 
 
 def test_a_bundle_is_stored_with_its_event(dsn: str, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from audit.segments import Origin, segments_in
 from sidecar.cli.demo.otlp import start_otlp
 from sidecar.runtime.rootkeys import root_keys, sealed_in
 from sidecar.runtime.settings import load
+from tests.support.journal import put
 from tests.support.postgres import query
 from tests.support.store import ROOT, completed, facts, refused, settled, ship_for_real, wait_until
 
@@ -73,7 +74,7 @@ def opened(directory: Path, bounds: Bounds = SMALL) -> Iterator[Journal]:
 
 def write(journal: Journal, entries: list[Entry]) -> None:
     for entry in entries:
-        assert isinstance(journal.append(encode(entry)), int)
+        put(journal, entry)
 
 
 @contextmanager

@@ -29,6 +29,10 @@ TENANTS = {
 }
 
 
+SPACE = 8 * 2**20  # of the journals together: a half for each database's
+LARGE = b"prompt " * 40_000
+
+
 @pytest.fixture(scope="module")
 def us(wire: str, postgres: Server) -> str:  # one for each: their sidecars share no root key
     dsn = postgres.create_database()
@@ -52,7 +56,10 @@ def both(
     key.parent.mkdir()
     key.write_bytes(secrets.token_bytes(32))
     key.chmod(0o600)
-    further = {"databases": {"US": {"dsn": us, "key_file": str(key)}}}
+    further = {
+        "databases": {"US": {"dsn": us, "key_file": str(key)}},
+        "journal": {"max_bytes": SPACE, "segment_bytes": SPACE // 8, "min_free": "1MiB", "tenant_share": 1.0},
+    }
     parts = Parts(otlp, triton.running.addresses, postgres.create_database())
     sidecar = launch(directory / "stack", wire, parts, bundle, overrides={"audit": further})
     yield sidecar
@@ -110,9 +117,10 @@ def test_so_do_its_refusals_however_early_they_come(both: Sidecar, us: str) -> N
 
 
 def test_what_is_no_tenants_record_is_the_pods_own(both: Sidecar, us: str) -> None:
-    loaded = "SELECT count(*) FROM warden.audit_events WHERE kind IN ('bundle_loaded', 'journal_opened')"
-    eventually(lambda: query(both.parts.postgres_dsn, loaded) >= [(2,)], what="the pod's events", within_s=60)
-    assert query(us, loaded) == [(0,)]
+    kinds = "SELECT DISTINCT kind FROM warden.audit_events WHERE kind IN ('bundle_loaded', 'journal_opened')"
+    eventually(lambda: len(query(both.parts.postgres_dsn, kinds)) == 2, what="the pod's events", within_s=60)
+    # Only what is of its own journal.
+    eventually(lambda: query(us, kinds) == [("journal_opened",)], what="its journal's event", within_s=60)
     assert query(us, "SELECT count(*) FROM warden.bundles") == [(0,)]
 
 
@@ -125,13 +133,39 @@ def test_each_database_is_shown_by_itself(both: Sidecar) -> None:
         assert both.metric("warden_ship_tampered", jurisdiction=jurisdiction) == 0
 
 
-def test_the_journal_is_let_go_up_to_what_both_have(both: Sidecar) -> None:
-    directory: Path = both.stack.directory / "journal"
+def test_one_that_stays_away_fills_its_own_journal_and_no_other(both: Sidecar, us: str, postgres: Server) -> None:
+    """Only its tenants are refused, once its part is full; the others' calls are served and stored all the while."""
+    journal: Path = both.stack.directory / "journal"
+    kept: dict[str, set[str]] = {"overseas": set(), "at-home": set()}
 
-    def through(place: Path) -> int:
-        return int(json.loads((place / "shipped").read_bytes())["through"])
+    def call(tenant: str) -> bool:
+        answer = bare.stream([slow(1, prompt=LARGE)], both.headers(tenant))
+        (first, *_) = list(answer)
+        refused = first.error_message
+        assert not refused or refused.startswith("[AUDIT_UNAVAILABLE]")
+        if not refused:
+            kept[tenant].add(answer.answer().call_id)
+        return not refused
 
-    def least() -> bool:
-        return through(directory) == min(through(directory / "databases" / name) for name in ("EU", "US"))
+    def missing(tenant: str) -> set[str]:
+        dsn = us if tenant == "overseas" else both.parts.postgres_dsn
+        found = query(dsn, "SELECT call_id FROM warden.audit_calls WHERE tenant = %s AND model = 'slow'", tenant)
+        assert len(found) == len({row[0] for row in found})
+        return kept[tenant] - {row[0].partition("/")[0] for row in found}
 
-    eventually(least, what="the least of both", within_s=60)
+    with both.bare() as bare:
+        with postgres.closed(us):
+            eventually(lambda: not call("overseas"), what="its journal to be full", within_s=60)
+            assert all(call("at-home") for _ in range(4))
+            for _ in range(SPACE // len(LARGE) // 2):  # more than its part holds: what is stored makes room
+                eventually(lambda: call("at-home"), what="the others to go on", within_s=60)
+            assert not call("overseas")
+            assert both.metric("warden_journal_pressure", jurisdiction="US") == 3
+            assert both.metric("warden_journal_pressure", jurisdiction="EU") < 3
+            assert all(check["ok"] for check in both.ready().values())
+            assert "full" in both.ready()["journal US"]["detail"]
+            assert sum(path.stat().st_size for path in journal.rglob("*.seg")) < SPACE + 2**20
+            eventually(lambda: missing("at-home") == set(), what="the others to be stored", within_s=60)
+        eventually(lambda: call("overseas"), what="its tenants to be served again", within_s=120)
+
+    eventually(lambda: missing("overseas") == set(), what="all of its own", within_s=60)

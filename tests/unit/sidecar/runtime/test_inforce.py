@@ -29,8 +29,8 @@ class Journal:
         self.counted: list[Denial] = []
         self.announcer = Announcer(self.event, self.counted.append)
 
-    def event(self, kind: str, actor: str, detail: Mapping[str, ParameterValue]) -> Denial | None:
-        assert actor == "serve"
+    def event(self, store: str, kind: str, actor: str, detail: Mapping[str, ParameterValue]) -> Denial | None:
+        assert (store, actor) == ("", "serve")
         if self.denial is None:
             self.events.append((kind, detail))
         return self.denial

@@ -8,6 +8,7 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from sidecar.runtime.settings import load
 from tests.support.config import write
 from tests.support.policy import DEMO_BUNDLE
 from tests.support.store import wait_until
+from tests.support.telemetry import recorded
 
 NO_AUDIT = Denial(Reason.AUDIT_UNAVAILABLE, internal="disk full")
 WAITS = (("/bin/sh", "-c", "trap 'exit 0' TERM; while :; do sleep 0.02; done"), {"PATH": "/usr/bin:/bin"})
@@ -207,12 +209,12 @@ def test_a_load_that_met_a_full_disk_is_recorded_at_a_later_look(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lifecycle, "RELOAD", 0.02)
-    written, refusals = JournalRecorder.event, [NO_AUDIT]
+    written, refusals = JournalRecorder.tell, [NO_AUDIT]
 
-    def event(self: JournalRecorder, kind: str, *args: Any) -> Denial | None:
-        return refusals.pop() if kind == "bundle_loaded" and refusals else written(self, kind, *args)
+    def tell(self: JournalRecorder, store: str, kind: str, *args: Any) -> Denial | None:
+        return refusals.pop() if kind == "bundle_loaded" and refusals else written(self, store, kind, *args)
 
-    monkeypatch.setattr(JournalRecorder, "event", event)
+    monkeypatch.setattr(JournalRecorder, "tell", tell)
     running = start()
     wait_until(lambda: not running.sidecar._policy._in_force._loads)
     assert running.metric("warden_unrecorded_entries_total") == "1.0"
@@ -241,6 +243,18 @@ def test_a_crashed_call_and_a_cut_off_client_are_counted(start: Callable[..., Ru
     assert running.metric("warden_clients_cut_off_total") == "1.0"
 
 
+@pytest.mark.parametrize(("mode", "waits"), [("enforce", True), ("observe", False)])
+def test_in_mode_observe_no_call_waits_for_the_disk_and_what_is_not_durable_is_counted(
+    start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, mode: str, *, waits: bool
+) -> None:
+    running, answer = start(mode=mode), Future[Denial | None]()
+    monkeypatch.setattr(JournalRecorder, "durable", lambda *_: answer)
+    told = running.sidecar.services.durable(recorded())
+    assert told is (answer if waits else None)
+    answer.set_result(NO_AUDIT)
+    assert running.metric("warden_unrecorded_entries_total") == ("0.0" if waits else "1.0")
+
+
 def test_what_the_journal_turns_to_is_logged_once_with_why(
     start: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -262,7 +276,7 @@ def test_what_the_journal_turns_to_is_logged_once_with_why(
     with journal._lock:
         journal._fail(JournalFault(FaultKind.IO, "the disk is gone"))
     wait_until(lambda: len(told()) == 3)
-    running.sidecar._tell_journal()
+    running.sidecar._journals.tell()
     assert told() == [("full", None), ("ok", None), ("faulted", "the disk is gone")]
 
 

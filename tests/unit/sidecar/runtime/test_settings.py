@@ -372,7 +372,13 @@ def test_each_jurisdiction_is_as_if_it_were_the_only_one(tmp_path: Path) -> None
     assert us.keys_directory == tmp_path / "us" / "tenant-keys"
     assert us.anchor is not None
     assert us.anchor.file == tmp_path / "us" / "fleet.notes"
-    assert us.journal == eu.journal
+    # Each has a journal of its own, in an equal part of the space.
+    journal = whole.audit.journal
+    assert (eu.journal.directory, us.journal.directory) == (
+        journal.directory, journal.directory / "databases" / "US"
+    )  # fmt: skip
+    assert eu.journal.max_bytes == us.journal.max_bytes == journal.max_bytes // 2
+    assert eu.journal.segment_bytes == us.journal.segment_bytes == journal.segment_bytes // 2
 
 
 @pytest.mark.parametrize(
