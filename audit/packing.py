@@ -185,6 +185,13 @@ _REST_OF_MOST: Final = _made(range(64, 70), _NO_REST)
 _UNTRACED: Final = b"".join(_field(place, value) for place, value in zip(range(24, 28), ("", "", "", False)))  # noqa: B905
 
 
+def _added(values: tuple[Any, ...]) -> _Part:
+    """The columns that there are since; what is sealed is nobody else's."""
+    if any(isinstance(value, bytes) for value in values):
+        return _made(range(_LATER, _LATER + len(values)), values)
+    return _run(_LATER, values)
+
+
 def _length(value: bytes | None) -> bytes:
     return _NULL if value is None else _LENGTH(len(value))
 
@@ -198,7 +205,7 @@ def pack(v: tuple[Any, ...]) -> Packed:
         *_home(v[2], v[3], v[5], v[8], v[9]), _run(11, v[_WHO]), _run(28, v[28:29]), _run(38, v[_ROUTE]),
         *_end(v[45], v[46], v[47], v[62], v[63]),
         _REST_OF_MOST if v[_REST] == _NO_REST else _made(range(64, 70), v[_REST]),
-        _run(_LATER, v[_LATER:]) if len(v) > _LATER else _NO_PART,
+        _added(v[_LATER:]) if len(v) > _LATER else _NO_PART,
     )  # fmt: skip
     try:
         return _row(v, parts), _leaf(v, parts)

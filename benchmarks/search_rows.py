@@ -6,6 +6,7 @@ What is sealed is noise of a record's usual length: it is fetched and fails to o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import date, timedelta
 from typing import Any, Final
@@ -21,6 +22,7 @@ WORDS: Final = 200  # that prompts are made of; one record holds 12 of them in a
 RARE: Final = "zymurgy"  # in one of 5,000 indexed records
 TALKS: Final = 4  # conversations of a subject on a day
 SEARCHABLE: Final = 5  # one tenant in so many is indexed by words
+AT_ONCE: Final = 2  # days
 
 _KEYS: Final = """
 CREATE UNLOGGED TABLE made_keys (day date, tenant int, subject int, id text, words bigint[], rare bigint, talks bytea[])
@@ -98,19 +100,31 @@ def load(dsn: str, provider: KeyProvider, random: Any, *, rows: int, days: int, 
         connection.execute("SET jit = off")
         connection.execute(_KEYS)
         _make_keys(connection, provider, random, [last - timedelta(days=n) for n in range(days)])
-        with _unindexed(connection):
-            for number in range(days):
-                _one_day(connection, last - timedelta(days=number), number, rows // days)
+        for day in (last - timedelta(days=number) for number in range(days)):
+            for parent in ("audit_calls", "audit_terms"):
+                connection.execute("SELECT warden.make_partition(%s, %s)", (parent, day))
+        with _unindexed(connection), ThreadPoolExecutor(AT_ONCE) as pool:
+            made = [
+                pool.submit(_one_day, dsn, last - timedelta(days=number), number, rows // days)
+                for number in range(days)
+            ]
+            for each in made:
+                each.result()
         connection.execute("VACUUM (ANALYZE) warden.audit_calls, warden.audit_terms, warden.data_keys")
 
 
-def _one_day(connection: psycopg.Connection[Any], day: date, number: int, rows: int) -> None:
+def _one_day(dsn: str, day: date, number: int, rows: int) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SET timezone = 'UTC'")
+        connection.execute("SET jit = off")
+        _fill_day(connection, day, number, rows)
+
+
+def _fill_day(connection: psycopg.Connection[Any], day: date, number: int, rows: int) -> None:
     told = {
         "day": day.isoformat(), "number": number, "rows": rows, "tenants": TENANTS, "subjects": SUBJECTS,
         "talks": TALKS, "words": WORDS, "searchable": SEARCHABLE,
     }  # fmt: skip
-    for parent in ("audit_calls", "audit_terms"):
-        connection.execute("SELECT warden.make_partition(%s, %s)", (parent, day))
     client = psycopg.ClientCursor(connection)  # one plan, with what the day is known
     client.execute(_CALLS, told)
     client.execute(_TERMS, told)
