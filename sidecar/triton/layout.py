@@ -47,7 +47,7 @@ def layout(  # noqa: C901 — one loop on every message's path: a call for each 
     named = id_at = id_start = id_end = start
     raws: list[tuple[int, int]] = []
     try:
-        while pos < end:
+        while pos < end and most:
             tag, size, begin = data[pos], data[pos + 1], pos + 2
             if size >= 0x80:
                 more = data[begin]
@@ -70,6 +70,6 @@ def layout(  # noqa: C901 — one loop on every message's path: a call for each 
             before, pos, most = tag, begin + size, most - 1
     except IndexError:
         return None
-    if pos != end or most < 0 or data[start : start + 1] < b"\x0a":
+    if pos != end or data[start : start + 1] < b"\x0a":
         return None
     return Layout(named, id_at, id_start, id_end, raws_at if raws else end, raws)
