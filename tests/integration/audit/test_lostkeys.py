@@ -53,6 +53,10 @@ def test_records_wait_while_the_key_directory_is_not_there_and_are_stored_once_i
 
 
 def test_a_lost_directory_is_given_up_on_record_and_then_everything_goes_on(desk: Desk) -> None:
+    assert states(desk)["exit"] == 0
+    done = run(desk, "give-up", "--tenant", "acme", "--versions", "1", "--reason", "by mistake")
+    assert (done.exit_code, "is there" in done.output) == (1, True)
+    assert desk.opened() == EVERYBODY
     shutil.rmtree(desk.directory / "tenant-keys")
     found = states(desk)
     assert (found["exit"], found["acme"]["missing"], found["acme"]["lost_keys"]) == (1, [1], 3)
@@ -82,13 +86,6 @@ def test_a_lost_directory_is_given_up_on_record_and_then_everything_goes_on(desk
     assert detail == {"tenant": "acme", "versions": [1], "keys": 3, "records": 4}
     assert desk.erase("bob").records == 1
     assert check(desk.dsn, desk.directory / "anchor").faults == []
-
-
-def test_a_key_that_is_there_is_not_given_up(desk: Desk) -> None:
-    assert states(desk)["exit"] == 0
-    done = run(desk, "give-up", "--tenant", "acme", "--versions", "1", "--reason", "by mistake")
-    assert (done.exit_code, "is there" in done.output) == (1, True)
-    assert desk.opened() == EVERYBODY
 
 
 class _StoredLater(Unstored):
@@ -122,9 +119,6 @@ def test_an_altered_key_is_stored_as_it_is_told_in_the_log_and_counted(
     kept = "SELECT version, wrapped IS NOT NULL, destroyed_at FROM warden.data_keys WHERE id = %s"
     assert query(desk.dsn, kept, spoilt[0]) == [(1, True, None)]
     assert set(desk.opened().values()) == {"alice", "bob", ""}
-
-
-def test_what_lies_under_an_altered_key_is_called_altered(desk: Desk) -> None:
     flipped = "set_byte(wrapped, 20, 255 - get_byte(wrapped, 20))"
     query(desk.dsn, f"UPDATE warden.data_keys SET wrapped = {flipped} WHERE tenant = 'birch'")
     assert desk.opened()["x1"] == "unreadable: the key it is sealed under was altered"
