@@ -18,15 +18,21 @@ _SECONDS: Final = 10.0
 
 
 def held_in(engine: sa.Engine) -> Held:
-    """As that database says. Raises KeyFaultError where it doesn't."""
+    """As that database says, asked in a connection of its own: all of ``engine``'s may be at work for who asks.
+
+    Raises KeyFaultError where it doesn't answer.
+    """
 
     def held(tenant: str) -> list[int]:
+        own = sa.create_engine(engine.url, pool=engine.pool.recreate())
         try:
-            with store.transaction(engine, deadline_s=_SECONDS) as connection:
+            with store.transaction(own, deadline_s=_SECONDS) as connection:
                 return versions_held(connection, tenant)
         except (sa.exc.SQLAlchemyError, psycopg.Error, OSError) as fault:
             words = " ".join(str(getattr(fault, "orig", None) or fault).split())[:200]
             raise KeyFaultError(f"whether the database holds keys of {tenant!r} is not known: {words}") from fault
+        finally:
+            own.dispose()
 
     return held
 

@@ -16,6 +16,7 @@ from audit.drops import DROPPED, KEPT, RETENTION, believed, signed_detail
 from audit.erasing import Officer
 from audit.evidence import Head, covered, read_head
 from audit.fleet import FLEET
+from audit.keys import KeyMissingError
 from audit.opening import Opener
 from audit.rows import officer_row
 from audit.storing import lock_keys
@@ -68,6 +69,7 @@ def retain(
 
     ``copies``: how long copies outside the database live; a tenant's old master key is destroyed after that.
     ``signer_of``: the key of a log's name (``audit.logbook.log_signer``).
+    A tenant whose master keys are lost holds up no other: KeyMissingError, and no word that it ran, at the end.
     Raises KeyFaultError, SQLAlchemy's errors, BusyError where another run is at work, and MismatchError for a login
     that may not drop days.
     """
@@ -82,12 +84,19 @@ def retain(
             run.done.erasures_done = [each.id for each in erasing.finish(connection, opener.provider, officer)]
         with _transaction(engine) as connection:
             _retire(connection, opener, officer, copies)
+        missing: list[KeyMissingError] = []
         for tenant in _expired_tenants(engine, officer.at.date()):
-            with _transaction(engine) as connection:
-                _end_keys(connection, opener, officer, tenant, run.done)
+            try:
+                with _transaction(engine) as connection:
+                    _end_keys(connection, opener, officer, tenant, run.done)
+            except KeyMissingError as fault:  # of that tenant: the others' keys end as they must
+                missing.append(fault)
         _drop_recorded(engine, run)
         with _transaction(engine) as connection:
             _record_drops(connection, run)
+        if missing:
+            raise missing[0]
+        with _transaction(engine) as connection:
             upkeep.note_retained(connection, officer.at)
     return run.done
 

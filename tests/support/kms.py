@@ -46,6 +46,8 @@ class Kms:
         self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, cwd=directory)
         self.script: Script | None = None
         self.asked: list[str] = []
+        self._clients: dict[str, Any] = {}
+        self._shared: AwsKms | None = None
         self._door = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         threading.Thread(target=self._door.serve_forever, daemon=True).start()
         wait_until(self._up, seconds=90)
@@ -58,14 +60,18 @@ class Kms:
         """A new one."""
         import botocore.session  # noqa: PLC0415 — an extra: what needs no KMS runs without it
 
-        client = botocore.session.get_session().create_client(
-            "kms", region_name=region, endpoint_url=f"http://127.0.0.1:{self._port}",
-            aws_access_key_id="x", aws_secret_access_key="y",
-        )  # fmt: skip
+        client = self._clients.get(region)
+        if client is None:  # it takes half a second to make
+            client = self._clients[region] = botocore.session.get_session().create_client(
+                "kms", region_name=region, endpoint_url=f"http://127.0.0.1:{self._port}",
+                aws_access_key_id="x", aws_secret_access_key="y",
+            )  # fmt: skip
         return AwsKey(client.create_key()["KeyMetadata"]["Arn"], self.endpoint)
 
     def cover(self) -> AwsKms:
-        return AwsKms(self.key())
+        """The session's, connected already."""
+        self._shared = self._shared or AwsKms(self.key())
+        return self._shared
 
     def _up(self) -> bool:
         assert self.process.poll() is None, "moto ended"

@@ -155,7 +155,7 @@ def test_a_kms_that_is_not_there_and_credentials_that_are_not_are_told(
 def test_no_variable_of_the_environment_leads_to_another_kms(kms: Kms, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    cover = kms.cover()
+    cover = AwsKms(kms.key())
     assert cover.open(cover.name, cover.close(b"key", {"a": "b"}), {"a": "b"}) == b"key"
 
 
@@ -175,7 +175,7 @@ def test_credentials_that_are_renewed_in_their_file_are_taken(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
-    cover = kms.cover()
+    cover = AwsKms(kms.key())
     for _ in range(3):
         assert cover.close(b"key", {})
     assert seen.read_text() == "xx"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,6 +16,8 @@ import sqlalchemy as sa
 from audit import erasing, store
 from audit import retain as retaining
 from audit.erasing import Officer
+from audit.keyring import Keyring, held_in
+from audit.keys import KeyMissingError
 from audit.opening import Opener
 from audit.retain import Retained, retain
 from audit.roles import RoleKind
@@ -85,6 +88,21 @@ def test_what_came_late_is_put_on_record_before_it_goes(desk: Desk) -> None:
     assert len(run(desk).dropped) == 1
     assert "late" not in days(desk)
     assert check(desk.dsn, desk.directory / "anchor").faults == []
+
+
+def test_a_tenant_whose_master_keys_are_lost_keeps_no_other_from_ending(desk: Desk) -> None:
+    late = completed(NOW - timedelta(days=9), call_id="b1", tenant="birch", retention_days=5)
+    desk.journal.append(*late)
+    desk.ship(1)
+    shutil.rmtree(desk.directory / "tenant-keys" / "t-acme")
+    engine = store.connect(desk.dsn, application="test")
+    opener = Opener(Keyring(keys_in(desk.directory), held_in(engine)))
+    officer = Officer("cli:ada", NOW, _ids, "retention")
+    with pytest.raises(KeyMissingError, match="'acme' lacks version 1"):
+        retain(engine, opener, officer, copies=timedelta(hours=24), signer_of=signer_of)
+    engine.dispose()
+    ended = "SELECT tenant FROM warden.data_keys WHERE wrapped IS NULL"
+    assert query(desk.dsn, ended) == [("birch",)]
 
 
 def test_what_was_not_on_record_is_a_deletion(desk: Desk) -> None:
