@@ -55,6 +55,7 @@ __all__ = [
     "alone",
     "anchor_store",
     "bind_to_parent",
+    "collect_seldom",
     "content_root",
     "keep_memory",
     "keys_of",
@@ -308,7 +309,7 @@ def _copied_to(settings: Settings) -> str:
 
 def ship(settings: Settings, root: Root, stop: threading.Event) -> None:
     """Ship until ``stop``. Raises AlreadyShippingError, StrandedError, and with one database what ends its shipper."""
-    _collect_seldom()
+    collect_seldom()
     keep_memory()
     directory = settings.audit.journal.directory
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -347,7 +348,7 @@ def _bounds(settings: Settings) -> Bounds:
     return Bounds(keep=journal.keep, keep_bytes=journal.max_bytes // sharers, keep_free=free, sharers=sharers)
 
 
-def _collect_seldom() -> None:
+def collect_seldom() -> None:
     """Rows wait in thousands and hold no cycles: looking for some among them took a tenth of shipping a backlog."""
     gc.freeze()
     gc.set_threshold(50_000, 50, 1000)

@@ -117,7 +117,7 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     real = shipping._bounds
     monkeypatch.setattr(shipping, "_bounds", lambda settings: replace(real(settings), backoff_most=0.5))
     monkeypatch.setattr(shipping, "LAST_PAUSE", 0.5)
-    for of_the_process in ("_collect_seldom", "keep_memory"):
+    for of_the_process in ("collect_seldom", "keep_memory"):
         monkeypatch.setattr(shipping, of_the_process, lambda: None)
 
 
