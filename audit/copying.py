@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from audit.follow import read_shipped
 from audit.objects import ObjectStore
 from audit.segments import FaultKind, JournalFault, Origin, read_info, segment_path, segments_in
 
-__all__ = ["FINISH_S", "PIECE_BYTES", "Copier", "CopyTo"]
+__all__ = ["FINISH_S", "PIECE_BYTES", "Copier", "CopyTo", "all_of"]
 
 PIECE_BYTES: Final = 8 * 2**20  # of one object at most
 FINISH_S: Final = 10.0  # at the end of a sidecar, for what is not copied yet
@@ -83,6 +83,7 @@ class Copier:
         self._failures = 0
         self._fault: JournalFault | None = None
         self._again = self._beat_at = self._prune_at = self._put_at = float("-inf")
+        self._end_at = float("inf")
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -333,10 +334,16 @@ class Copier:
         except (OSError, ValueError):
             return
 
-    def finish(self, seconds: float = FINISH_S) -> JournalFault | None:
-        """Copy what is left, for at most ``seconds``; a fault says that something was not copied."""
+    def end(self) -> None:
+        """Nothing more will be durable: copy what is left, and end."""
+        self._end_at = min(self._end_at, self._monotonic() + FINISH_S)
         self._stop.set()
         self._wake.set()
+
+    def finish(self) -> JournalFault | None:
+        """``end``, and wait for it, ``FINISH_S`` seconds at most; a fault says that something was not copied."""
+        self.end()
+        seconds = max(self._end_at - self._monotonic(), 0.0)
         if self._thread is not None:
             self._thread.join(seconds)
         else:
@@ -349,3 +356,25 @@ class Copier:
             return None
         why = "" if fault is None else f" ({fault.detail})"
         return self._words(f"the last {left} entries were not copied{why}")
+
+
+def all_of(copies: Sequence[Future[JournalFault | None]]) -> Future[JournalFault | None]:
+    """Done once all are: with the first fault at once."""
+    if len(copies) == 1:
+        return copies[0]
+    answer: Future[JournalFault | None] = Future()
+    lock, left, told = threading.Lock(), len(copies), False
+
+    def tell(done: Future[JournalFault | None]) -> None:
+        nonlocal left, told
+        fault = done.result()
+        with lock:
+            left -= 1
+            ends = not told and (fault is not None or left == 0)
+            told = told or ends
+        if ends and answer.set_running_or_notify_cancel():
+            answer.set_result(fault)
+
+    for each in copies:
+        each.add_done_callback(tell)
+    return answer

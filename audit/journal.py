@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from audit.copying import Copier, CopyTo
+from audit.copying import Copier, CopyTo, all_of
 from audit.files import OS_FILES, Files
 from audit.follow import Follower, read_identity, read_shipped, write_identity, write_shipped
 from audit.journal_bounds import SYNC_DEADLINE_S, Bounds, State
@@ -68,7 +68,7 @@ class Journal(Releasing):
         random: Random,
         wall_ns: Callable[[], int],
         files: Files,
-        copier: Copier | None = None,
+        copiers: Mapping[str, Copier] | None = None,
         beside: Callable[[], int] = lambda: 0,
     ) -> None:
         super().__init__(
@@ -80,7 +80,7 @@ class Journal(Releasing):
         self._hurt: set[int] = set()  # first sequences of segments that don't read back
         self._mended: list[Mended] = []
         self._ticker = Ticker(self)
-        self.copier = copier
+        self.copiers = copiers or {}
 
     @classmethod
     def open(
@@ -94,13 +94,13 @@ class Journal(Releasing):
         wall_ns: Callable[[], int],
         monotonic: Callable[[], float] | None,
         files: Files = OS_FILES,
-        copy: CopyTo | None = None,
+        copies: Mapping[str, CopyTo] | None = None,
         beside: Callable[[], int] = lambda: 0,
     ) -> Journal | JournalFault:
         """Lock, recover, and go on in a new segment. ``monotonic`` None: no thread; the caller calls ``tick``.
 
-        ``copy``: where what is durable here is copied to, by a thread of its own. ``beside``: bytes of the other
-        journals on this volume (``Bounds.sharers``).
+        ``copies``: where what is durable here is copied to, by name, each by a thread of its own. ``beside``: bytes of
+        the other journals on this volume (``Bounds.sharers``).
         """
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -118,10 +118,11 @@ class Journal(Releasing):
             if not identity:
                 identity = random(16).hex()
                 write_identity(directory, identity)
-            copier = None
-            if copy is not None:
-                clock = monotonic or time.monotonic
-                copier = Copier(copy, directory, identity, origin, bounds.keep_s, monotonic=clock, wall_ns=wall_ns)
+            clock = monotonic or time.monotonic
+            copiers = {
+                name: Copier(each, directory, identity, origin, bounds.keep_s, monotonic=clock, wall_ns=wall_ns)
+                for name, each in (copies or {}).items()
+            }
             journal = cls(
                 directory,
                 root,
@@ -133,7 +134,7 @@ class Journal(Releasing):
                 random=random,
                 wall_ns=wall_ns,
                 files=files,
-                copier=copier,
+                copiers=copiers,
                 beside=beside,
             )
             journal._begin()
@@ -142,7 +143,7 @@ class Journal(Releasing):
             return JournalFault(FaultKind.IO, f"{directory}: {fault.strerror}")
         if monotonic is not None:
             journal._ticker.start(monotonic)
-            if copier is not None:
+            for copier in copiers.values():
                 copier.start()
         return journal
 
@@ -161,15 +162,28 @@ class Journal(Releasing):
             self._ticker.wake()
         return future
 
-    def copied(self) -> Future[JournalFault | None]:
-        """Done once everything so far is durable here and copied outside the node: None, or why it isn't."""
-        if self.copier is None or self.copier.fault is not None:
-            told: Future[JournalFault | None] = Future()
-            told.set_result(_NO_COPY if self.copier is None else self.copier.fault)
-            return told
+    def copied(self, stores: Sequence[str] = ("",)) -> Future[JournalFault | None]:
+        """Done once everything so far is durable here and in these stores outside the node: None, or why it isn't.
+
+        "" is the first one.
+        """
+        copiers = [self._copier(name) for name in stores]
+        for each in copiers:
+            fault = each if isinstance(each, JournalFault) else each.fault
+            if fault is not None:
+                told: Future[JournalFault | None] = Future()
+                told.set_result(fault)
+                return told
         with self._lock:
             through = self._next - 1
-        return self.copier.after(self.synced(through), through)
+        synced = self.synced(through)
+        return all_of([each.after(synced, through) for each in copiers if isinstance(each, Copier)])
+
+    def _copier(self, name: str) -> Copier | JournalFault:
+        if not self.copiers:
+            return _NO_COPY
+        found = self.copiers.get(name) if name else next(iter(self.copiers.values()))
+        return found or JournalFault(FaultKind.COPY, f"audit.journal.copy has no store named {name!r}")
 
     def sync(self) -> JournalFault | None:
         """Make everything written so far durable, and tell who waits."""
@@ -181,8 +195,9 @@ class Journal(Releasing):
             if fault is not None:
                 with self._lock:
                     fault = self._fail(fault)
-            elif self.copier is not None and segment is not None and nbytes:
-                self.copier.reached(through, segment.first, nbytes)
+            elif segment is not None and nbytes:
+                for copier in self.copiers.values():
+                    copier.reached(through, segment.first, nbytes)
         self._commit.tell(fault)
         return fault
 
@@ -190,8 +205,8 @@ class Journal(Releasing):
 
     def measure(self) -> None:
         """As ``Releasing``; and who has waited long enough for a copy is told."""
-        if self.copier is not None:
-            self.copier.watch()
+        for copier in self.copiers.values():
+            copier.watch()
         super().measure()
 
     def probe(self) -> JournalFault | None:
@@ -325,8 +340,10 @@ class Journal(Releasing):
         if hangs:  # in the kernel: the lock goes when the process does
             return JournalFault(FaultKind.IO, f"{self.directory}: {hangs} has not ended; fsync hangs")
         fault = self.sync()
-        if self.copier is not None:
-            fault = self.copier.finish() or fault
+        for copier in self.copiers.values():  # beside each other
+            copier.end()
+        for copier in self.copiers.values():
+            fault = copier.finish() or fault
         with self._lock:
             segment, self._segment = self._segment, None
             self._fail(JournalFault(FaultKind.CLOSED, f"{self.directory}: the journal is closed"))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-__all__ = ["OBJECT_BYTES", "LocalObjects", "ObjectStore", "StoreAt", "Stored", "check_name"]
+__all__ = ["OBJECT_BYTES", "LocalObjects", "ObjectStore", "StoreAt", "Stored", "check_name", "together"]
 
 OBJECT_BYTES: Final = 64 * 2**20 + 2**16  # of one object; one journal entry at most, and its frame
 _PART: Final = ".part"
@@ -190,3 +191,43 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def together(stores: Sequence[ObjectStore]) -> ObjectStore:
+    """Several stores that were given the same objects, read as one."""
+    return stores[0] if len(stores) == 1 else _Together(tuple(stores))
+
+
+class _Together:
+    """What one lacks another may have. Raises OSError where any can't answer: what it holds is not known then."""
+
+    def __init__(self, stores: tuple[ObjectStore, ...]) -> None:
+        self._stores = stores
+
+    @property
+    def where(self) -> str:
+        return ", ".join(store.where for store in self._stores)
+
+    def put(self, name: str, data: bytes) -> None:
+        for store in self._stores:
+            store.put(name, data)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        new = [store.put_new(name, data) for store in self._stores]
+        return all(new)
+
+    def get(self, name: str) -> bytes | None:
+        return next((data for store in self._stores if (data := store.get(name)) is not None), None)
+
+    def list(self, prefix: str = "") -> Iterator[Stored]:
+        """Of one name, the largest: a part of it may have been written last."""
+        found: dict[str, Stored] = {}
+        for each in itertools.chain.from_iterable(store.list(prefix) for store in self._stores):
+            known = found.get(each.name)
+            if known is None or (each.nbytes, each.at) > (known.nbytes, known.at):
+                found[each.name] = each
+        yield from sorted(found.values(), key=lambda each: each.name)
+
+    def delete(self, name: str) -> None:
+        for store in self._stores:
+            store.delete(name)

@@ -27,7 +27,6 @@ from sidecar.core.model import (
     Admission,
     AuditLevel,
     AuditRule,
-    Copy,
     Denial,
     Durability,
     Instant,
@@ -43,6 +42,7 @@ from sidecar.core.reasons import REASONS, Code, Reason
 
 __all__ = ["JournalRecorder"]
 
+FIRST: Final = ("",)  # of the stores that a journal is copied to
 GAPS: Final = 100  # named in one event
 _NONE: Final[Mapping[str, Journal]] = {}
 _RETRY_S: Final = 1.0  # a full disk or a restart passes in seconds, not sooner
@@ -203,13 +203,13 @@ class JournalRecorder:
     def durable(self, recorded: Recorded) -> Future[Denial | None] | None:
         """For a strict call: done when all its entries so far outlive power. None where nobody has to wait.
 
-        Where the journal is copied: when they outlive the node, too (``AuditRule.copy``). The transport awaits it after
-        ``Governor.open`` before forwarding, and after ``settle`` before the final frame.
+        Where the journal is copied: when they outlive the node, too (``AuditRule.copies``). The transport awaits it
+        after ``Governor.open`` before forwarding, and after ``settle`` before the final frame.
         """
         rule, journal = recorded.admission.verdict.audit, self._of(recorded.admission.verdict.store)
         strict = (rule.durability or self._durability) is Durability.STRICT
-        copied = strict and journal.copier is not None if rule.copy is None else rule.copy is Copy.REQUIRED
-        if not strict and not copied:
+        copies = (FIRST if strict and journal.copiers else ()) if rule.copies is None else rule.copies
+        if not strict and not copies:
             return None
         answer: Future[Denial | None] = Future()
 
@@ -219,7 +219,7 @@ class JournalRecorder:
                 answer.set_result(None if fault is None else _unavailable(fault))
 
         # All so far is a superset of this call's own entries, and one fsync, or one copy, covers both.
-        (journal.copied() if copied else journal.synced()).add_done_callback(tell)
+        (journal.copied(copies) if copies else journal.synced()).add_done_callback(tell)
         return answer
 
     def event(self, kind: str, actor: str, detail: Mapping[str, ParameterValue]) -> Denial | None:
@@ -267,7 +267,7 @@ class JournalRecorder:
             "truncated_bytes": recovery.truncated_bytes,
             "faults": len(recovery.faults),
             "sequence": recovery.next_sequence,
-            "copied_to": copier.where if (copier := journal.copier) is not None else "",
+            "copied_to": ", ".join(copier.where for copier in journal.copiers.values()),
         }
         return self.tell(store, "journal_opened", ACTOR, detail)
 

@@ -18,7 +18,7 @@ from policies.document import AuditClassDoc, GrantDoc, HoldBackDoc, KeyDoc, Limi
 from policies.guards import Guards, compile_guards
 from policies.residency import Residency, Rules
 from policies.watching import Hold
-from sidecar.core.model import AuditLevel, AuditRule, Copy, Durability, Limits, OnPressure, Redaction
+from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits, OnPressure, Redaction
 
 __all__ = ["ALWAYS", "Grant", "KeyRule", "Period", "Tenant", "compile_tenant", "covering"]
 
@@ -121,10 +121,11 @@ class Tenant(Struct, frozen=True, gc=False):
         durability = next(each for each in _STRICTEST if each in durabilities)
         words = {each.on_pressure or self.audit.on_pressure for each in own}
         on_pressure = OnPressure.REFUSE if OnPressure.REFUSE in words else OnPressure.SHED
-        asked = {self.audit.copy if each.copies is None else Copy(each.copies) for each in own}
+        asked = {self.audit.copies if each.copies is None else copies_of(each.copies) for each in own}
+        named = tuple(sorted({name for each in asked for name in each or ()}))
         return structs.replace(
             self.audit, durability=None if durability is None else Durability(durability), on_pressure=on_pressure,
-            copy=next(each for each in (Copy.REQUIRED, None, Copy.NONE) if each in asked),
+            copies=named or (None if None in asked else ()),
         )  # fmt: skip
 
     def edges(self) -> Iterator[float]:
@@ -141,6 +142,17 @@ class Tenant(Struct, frozen=True, gc=False):
         for rule in rules:
             yield from rule.period.edges()
             yield from (those.begins for those in rule.limits if math.isfinite(those.begins))
+
+
+def copies_of(word: str) -> tuple[str, ...]:
+    """What ``audit.copy`` asks for, as ``AuditRule.copies``."""
+    match word:
+        case "none":
+            return ()
+        case "required":
+            return ("",)
+        case _:
+            return (word,)
 
 
 def covering(grants: Iterable[Grant], model: str, at: float) -> int | None:
@@ -179,7 +191,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
             searchable=audit.searchable,
             two_people=audit.two_people,
             on_pressure=OnPressure(audit.on_pressure),
-            copy=None if audit.copies is None else Copy(audit.copies),
+            copies=None if audit.copies is None else copies_of(audit.copies),
         ),
         audit_classes=audit.classes,
         period=_period(doc.begins, doc.ends),

@@ -92,12 +92,16 @@ class ResidencyDoc(Doc):
 _Days = Annotated[str, Field(pattern=rf"^({_RETENTION.pattern}|unlimited)$")]
 
 
+# none, required, or a store's name in warden.yaml's ``audit.journal.copy``, or in that of the database concerned.
+CopyWord = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+
+
 class AuditClassDoc(Doc):
     """What is different for calls of one data class; a call of several gets the strictest of each."""
 
     durability: Literal["batch", "strict"] | None = None
     on_pressure: Literal["shed", "refuse"] | None = None
-    copies: Annotated[Literal["none", "required"] | None, Field(alias="copy")] = None
+    copies: Annotated[CopyWord | None, Field(alias="copy")] = None
 
 
 class AuditDoc(Doc):
@@ -107,7 +111,8 @@ class AuditDoc(Doc):
     words that are kept find a call, until its key is destroyed. ``two_people``: an erasure needs a second person's
     word. ``on_pressure``: once the journal is short of space, whether prompts and outputs may be kept as lengths and
     digests (shed) or calls are rather refused when it is full. ``copy``: whether calls wait until their entries are
-    outside the node (required), or don't (none); absent: strict ones do, where the sidecar copies.
+    outside the node, in the sidecar's first store (required) or the one of that name, or don't (none); absent: strict
+    ones do, where the sidecar copies.
     """
 
     level: Literal["full", "prompt", "metadata"]
@@ -117,7 +122,7 @@ class AuditDoc(Doc):
     searchable: Annotated[bool, Field(strict=True)] = False
     two_people: Annotated[bool, Field(strict=True)] = False
     on_pressure: Literal["shed", "refuse"] = "refuse"
-    copies: Annotated[Literal["none", "required"] | None, Field(alias="copy")] = None
+    copies: Annotated[CopyWord | None, Field(alias="copy")] = None
     classes: dict[DataClass, AuditClassDoc] = Field({}, max_length=64)
 
 

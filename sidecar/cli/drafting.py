@@ -375,7 +375,7 @@ audit:
     directory: {JOURNAL}
     key_file: {KEYS}/journal.key # in production on another volume than the journal, and kept: it opens the records
     mode: batch # outlives the process; strict: outlives power, and waits for the disk before it forwards
-    # copy: {{directory: /mnt/copies, jurisdiction: {here}}} # or s3: outside the node, so that its loss loses no record
+    # copy: {{outside: {{directory: /mnt/copies, jurisdiction: {here}}}}} # or s3: the node's loss then loses no record
   database:
     # SET THIS. Without a password here, libpq takes it from PGPASSWORD or ~/.pgpass.
     dsn: postgresql://warden@127.0.0.1:5432/warden

@@ -29,7 +29,7 @@ from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, e
 from sidecar.cli.desk import load_settings
 from sidecar.cli.lost import import_lost
 from sidecar.cli.rootkeys import list_keys, missing_keys, rotate_key
-from sidecar.runtime.copy_settings import CopyError, store_of
+from sidecar.runtime.copy_settings import CopyError, CopySection, store_of
 from sidecar.runtime.rootkeys import root_keys
 from sidecar.runtime.settings import JournalSection
 from sidecar.telemetry.shipfile import ShipFile, ShipReport
@@ -89,7 +89,7 @@ def _status(section: JournalSection, admin: str, jurisdiction: str = "") -> dict
         "writer": writer,
         "first_sequence": segments[0]["first"] if segments else None,
         "shipped": read_shipped(directory),
-        "copy": _copy(section),
+        "copy": _copies(section),
         "bytes": nbytes,
         "max_bytes": section.max_bytes,
         "free_bytes": free,
@@ -100,16 +100,17 @@ def _status(section: JournalSection, admin: str, jurisdiction: str = "") -> dict
     }
 
 
-def _copy(section: JournalSection) -> dict[str, Any]:
-    """Where what is not in the database is, beside this disk."""
-    copies = section.copies
-    if copies is None:
-        return {"where": None, "detail": "what is not shipped yet is lost with this disk (audit.journal.copy)"}
+def _copies(section: JournalSection) -> dict[str, dict[str, Any]]:
+    """Where what is not in the database is, beside this disk, by the stores' names."""
+    return {name: _copy(copy, section.directory) for name, copy in section.copies.items()}
+
+
+def _copy(section: CopySection, journal: Path) -> dict[str, Any]:
     try:
-        objects = store_of(copies)
+        objects = store_of(section)
     except CopyError as fault:
         return {"where": None, "detail": str(fault)}
-    if isinstance(objects, LocalObjects) and objects.on_volume_of(section.directory):
+    if isinstance(objects, LocalObjects) and objects.on_volume_of(journal):
         return {"where": objects.where, "detail": "it lies on the journal's own volume, and is lost with it"}
     return {"where": objects.where, "detail": ""}
 
@@ -191,10 +192,12 @@ def _show_one(console: Console, found: dict[str, Any]) -> None:
         console.print(
             f"root key {identity} is MISSING: segments are sealed under it (warden journal keys)", markup=False
         )
-    copy = found["copy"]
-    console.print(
-        f"copied to {copy['where'] or 'nowhere'}{'; ' if copy['detail'] else ''}{copy['detail']}", markup=False
-    )
+    for name, copy in found["copy"].items():
+        told = "; ".join(filter(None, (copy["where"] or "nowhere", copy["detail"])))
+        console.print(f"copied to {name}: {told}", markup=False)
+    if not found["copy"]:
+        words = "copied to nowhere; what is not shipped yet is lost with this disk (audit.journal.copy)"
+        console.print(words, markup=False)
     console.print(
         f"{found['bytes']:,} of {found['max_bytes']:,} bytes; {found['free_bytes']:,} free on its volume, "
         f"{found['min_free']:,} must be"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from audit.follow import read_identity
-from audit.objects import LocalObjects, ObjectStore
+from audit.objects import LocalObjects, ObjectStore, together
 from audit.reassembly import CopiedJournal, forget, journals_in
 from audit.rootkeys import Root
 from audit.seal import KeyFault
@@ -75,12 +75,12 @@ def import_lost(
 
 
 def _stores(settings: Settings, source: Path | None) -> list[ObjectStore]:
-    """Each is asked for itself: one database's journals are copied to stores of its own jurisdiction."""
+    """One for each database: its journal is copied to stores of its jurisdiction; several are read as one."""
     try:
         if source is not None:
             return [LocalObjects(source)]
-        sections = [settings.audit.of(each).journal.copies for each in settings.audit.jurisdictions]
-        stores: list[ObjectStore] = [store_of(section) for section in sections if section is not None]
+        sections = [settings.audit.of(each).journal.copies.values() for each in settings.audit.jurisdictions]
+        stores = [together([store_of(each) for each in copies]) for copies in sections if copies]
     except OSError as fault:
         fail(Exit.USAGE, f"{source}: {fault.strerror}")
     except CopyError as fault:

@@ -18,7 +18,6 @@ __all__ = [
     "AuditLevel",
     "AuditRule",
     "Contract",
-    "Copy",
     "Durability",
     "KvProfile",
     "Limits",
@@ -194,13 +193,6 @@ class OnPressure(StrEnum):
     REFUSE = "refuse"  # they are kept whole, as long as there is space; then calls are refused
 
 
-class Copy(StrEnum):
-    """Whether a call waits until its entries are outside the node, too. Neither: a strict one does, where it can."""
-
-    NONE = "none"  # it never waits
-    REQUIRED = "required"  # it always does, whatever its durability; where nothing is copied it is refused
-
-
 class Redaction(Struct, frozen=True, array_like=True, gc=False):
     """One class of personal identifiers that a record is stored without.
 
@@ -214,7 +206,12 @@ class Redaction(Struct, frozen=True, array_like=True, gc=False):
 
 
 class AuditRule(Struct, frozen=True, gc=False):
-    """How a tenant's calls are recorded; ``retention_days`` None is "kept until a bundle says otherwise"."""
+    """How a tenant's calls are recorded; ``retention_days`` None is "kept until a bundle says otherwise".
+
+    ``copies``: the stores outside the node that a call waits for, by their names in the sidecar's configuration; "":
+    its first one. Where there is none of that name it is refused. Empty: it never waits. None: a strict one does, where
+    there is a store.
+    """
 
     level: AuditLevel = AuditLevel.FULL
     durability: Durability | None = None  # None: the sidecar's configured mode
@@ -223,4 +220,4 @@ class AuditRule(Struct, frozen=True, gc=False):
     searchable: bool = False
     two_people: bool = False  # an erasure needs a second person's word
     on_pressure: OnPressure = OnPressure.REFUSE
-    copy: Copy | None = None
+    copies: tuple[str, ...] | None = None

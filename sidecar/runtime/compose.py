@@ -8,7 +8,7 @@ import os
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -107,12 +107,7 @@ def check(settings: Settings, environment: Mapping[str, str] = os.environ) -> Bu
     if isinstance(source, BundleSource) and source.current().place.jurisdiction != database:
         here = f"{pod.region} lies in {source.current().place.jurisdiction}, which no record leaves"
         problems.append(f"audit.database.jurisdiction: {database}, but {here}")
-    for name in settings.audit.jurisdictions:
-        copies = settings.audit.of(name).journal.copies
-        if copies is not None and copies.jurisdiction != name:
-            where = "audit.journal" if name == database else f"audit.databases.{name}"
-            words = f"{copies.jurisdiction}, but the records are of {name}, which no copy of them leaves"
-            problems.append(f"{where}.copy.jurisdiction: {words}")
+    problems += _copies_elsewhere(settings)
     if isinstance(source, BundleSource):
         problems += _key_problems(settings, source.current().bundle.regions)
     if settings.listen.tls is not None:
@@ -136,6 +131,17 @@ def _key_problems(settings: Settings, regions: Mapping[str, str]) -> list[str]:
             words = f"{region} lies in {regions[region]}, says bundle.yaml, but what it wraps seals records of"
             problems.append(f"audit.keys.{keys.cloud_name}.key: {words} {jurisdiction}")
     return problems
+
+
+def _copies_elsewhere(settings: Settings) -> Iterator[str]:
+    """A tenant's copies are never in another jurisdiction than its records."""
+    own = settings.audit.database.jurisdiction
+    for place in settings.audit.jurisdictions:
+        where = "audit.journal" if place == own else f"audit.databases.{place}"
+        for name, copy in settings.audit.of(place).journal.copies.items():
+            if copy.jurisdiction != place:
+                words = f"{copy.jurisdiction}, but the records are of {place}, which no copy of them leaves"
+                yield f"{where}.copy.{name}.jurisdiction: {words}"
 
 
 def _listener_problems(settings: Settings, source: BundleSource | None, environment: Mapping[str, str]) -> list[str]:

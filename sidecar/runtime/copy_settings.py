@@ -59,6 +59,7 @@ class CopySection(BaseModel):
     """``directory`` is one that is mounted from elsewhere, or ``s3`` a bucket; in the jurisdiction of the database.
 
     ``deadline``: what a call waits at most for its copy; ``every``: how often what nobody waits for is copied.
+    ``same_volume``: that the directory lies on the journal's own volume and is lost with it, which is meant.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -68,6 +69,7 @@ class CopySection(BaseModel):
     jurisdiction: str = Field(min_length=1)
     deadline: Duration = 5.0
     every: Duration = 1.0
+    same_volume: bool = False
 
     @model_validator(mode="after")
     def _one_place(self) -> Self:
@@ -97,6 +99,15 @@ def store_of(section: CopySection) -> ObjectStore:
         raise CopyError(f"audit.journal.copy: {fault}") from fault
 
 
-def copy_to(section: CopySection | None) -> CopyTo | None:
-    """Raises CopyError."""
-    return None if section is None else CopyTo(store_of(section), section.every, section.deadline)
+def copy_to(section: CopySection, journal: Path) -> CopyTo:
+    """``journal``: the directory of what is copied, which need not be there yet. Raises CopyError."""
+    store = store_of(section)
+    if isinstance(store, LocalObjects) and not section.same_volume and store.on_volume_of(_nearest(journal)):
+        words = f"{store.where} lies on the journal's own volume, and would be lost with it"
+        raise CopyError(f"audit.journal.copy: {words}; mount another there, or write same_volume: true")
+    return CopyTo(store, section.every, section.deadline)
+
+
+def _nearest(path: Path) -> Path:
+    """It, or the folder above it that is there."""
+    return next(each for each in (path, *path.absolute().parents) if each.exists())

@@ -47,9 +47,13 @@ class TimedFiles(OsFiles):
         self._instruments.observe("warden_journal_fsync_seconds", time.perf_counter() - began)
 
 
-def copies_of(settings: Settings) -> dict[str, CopyTo | None]:
-    """By jurisdiction, where its journal is copied to. Raises CopyError."""
-    return {each: copy_to(settings.audit.of(each).journal.copies) for each in settings.audit.jurisdictions}
+def copies_of(settings: Settings) -> dict[str, dict[str, CopyTo]]:
+    """By jurisdiction, where its journal is copied to, by the stores' names. Raises CopyError."""
+    sections = {each: settings.audit.of(each).journal for each in settings.audit.jurisdictions}
+    return {
+        place: {name: copy_to(copy, section.directory) for name, copy in section.copies.items()}
+        for place, section in sections.items()
+    }
 
 
 def open_journals(settings: Settings, origin: Origin, files: OsFiles) -> dict[str, Journal] | str:
@@ -74,7 +78,7 @@ def open_journals(settings: Settings, origin: Origin, files: OsFiles) -> dict[st
 
 
 def _open(
-    settings: Settings, jurisdiction: str, origin: Origin, files: OsFiles, copies: CopyTo | None,
+    settings: Settings, jurisdiction: str, origin: Origin, files: OsFiles, copies: Mapping[str, CopyTo],
     beside: Callable[[], int],
 ) -> Journal | str:  # fmt: skip
     section, sharers = settings.audit.of(jurisdiction).journal, len(settings.audit.jurisdictions)
@@ -87,7 +91,7 @@ def _open(
     )  # fmt: skip
     journal = Journal.open(
         section.directory, root, origin, bounds, random=secrets.token_bytes, wall_ns=time.time_ns,
-        monotonic=time.monotonic, files=files, copy=copies, beside=beside,
+        monotonic=time.monotonic, files=files, copies=copies, beside=beside,
     )  # fmt: skip
     if isinstance(journal, JournalFault):
         return f"audit.journal: {journal.detail}"
@@ -148,12 +152,12 @@ class JournalDesk:
     def checks(self) -> dict[str, Check]:
         """Only the pod's own decides whether it is ready: what another's calls lack they are refused for."""
         checks = {"journal": Check(self._own.state is State.OK, _words(self._own))}
-        for name, journal in self._journals.items():
-            which, copier = "" if journal is self._own else f" {name}", journal.copier
-            if which:
-                checks[f"journal{which}"] = Check(ok=True, detail=_words(journal))
-            if copier is not None:
-                checks[f"copy{which}"] = Check(ok=True, detail=copier.fault.detail if copier.fault else copier.where)
+        for place, journal in self._journals.items():
+            if journal is not self._own:
+                checks[f"journal {place}"] = Check(ok=True, detail=_words(journal))
+            for name, copier in journal.copiers.items():
+                which = name if journal is self._own else f"{place}/{name}"
+                checks[f"copy {which}"] = Check(ok=True, detail=copier.fault.detail if copier.fault else copier.where)
         return checks
 
     def watch(self) -> None:
@@ -169,7 +173,7 @@ class JournalDesk:
         self._of_each("warden_journal_pressure", lambda journal: float(journal.pressure))
         self._of_each(
             "warden_journal_copy_lag_seconds",
-            lambda journal: journal.copier.behind_s if journal.copier is not None else None,
+            lambda journal: max((copier.behind_s for copier in journal.copiers.values()), default=None),
         )
 
     def _of_each(self, name: str, value: Callable[[Journal], float | None]) -> None:

@@ -53,7 +53,25 @@ Role = Literal["tenant", "operator", "admin"]
 Section = TypeVar("Section", bound=BaseModel)
 
 
+def _named(value: Any) -> Any:
+    """Stores have names, which tenants call them by."""
+    if isinstance(value, dict):
+        words = sorted({"directory", "s3", "jurisdiction", "deadline", "every"} & value.keys())
+        if words:
+            raise ValueError(f"{', '.join(words)}: give the store a name: copy: {{NAME: {{directory or s3: …}}}}")
+        taken = sorted({"none", "required"} & value.keys())
+        if taken:
+            raise ValueError(f"{taken[0]} is no store's name: tenants say it for what they want of all")
+    return value
+
+
 FURTHER_DATABASES: Final = 2  # beside the pod's own: each has a journal, a shipper with its threads, and 11 series
+
+STORES: Final = 4  # that one journal is copied to: each has a thread
+# By name; the first is the one that calls wait for which name none.
+Copies = Annotated[
+    dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")], CopySection], BeforeValidator(_named)
+]
 
 
 def journal_of(directory: Path, jurisdiction: str) -> Path:
@@ -230,7 +248,7 @@ class JournalSection(_Section):
     tenant_share: float = Field(default=0.5, gt=0, le=1)
     # Of one prompt or output kept in its record. An entry holds at most 64 MiB, with the framing of each part.
     content_bytes: Size = Field(default=2**20, le=16 * 2**20)
-    copies: CopySection | None = Field(default=None, alias="copy")  # left out: what is not shipped is here alone
+    copies: Copies = Field({}, alias="copy", max_length=STORES)  # left out: what is not shipped is here alone
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -286,7 +304,7 @@ class FurtherDatabaseSection(_Section):
     key_file: Path
     keys: MasterKeysSection = MasterKeysSection()
     anchor: AnchorSection | None = None
-    copies: CopySection | None = Field(default=None, alias="copy")  # of its journal: as audit.journal.copy is the pod's
+    copies: Copies = Field({}, alias="copy", max_length=STORES)  # of its journal: as audit.journal.copy is the pod's
 
     @model_validator(mode="after")
     def _some(self) -> Self:

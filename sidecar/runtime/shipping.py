@@ -300,9 +300,8 @@ class Shipment:
 
 def _copied_to(settings: Settings) -> str:
     """Where the sidecar copies its journal to; the sidecar itself refuses to start where that can't be used."""
-    section = settings.audit.journal.copies
     try:
-        return "" if section is None else store_of(section).where
+        return ", ".join(store_of(section).where for section in settings.audit.journal.copies.values())
     except CopyError as fault:
         return str(fault)
 

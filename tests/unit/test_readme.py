@@ -58,7 +58,7 @@ def test_an_example_is_accepted(block: str) -> None:
         "quotas": QuotasSection,
     }
     whole = "key_file" in document.get("audit", {}).get("journal", {})
-    copies: Any = JournalSection if whole else dict[Literal["copy"], CopySection]
+    copies: Any = JournalSection if whole else dict[Literal["copy"], dict[str, CopySection]]
     for name, section in {"keys": MasterKeysSection, "anchor": AnchorSection, "journal": copies}.items():
         if name in document.get("audit", {}):  # the sidecar's
             known["audit"] = dict[Literal["keys", "anchor", "journal"], section]

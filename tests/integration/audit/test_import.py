@@ -43,7 +43,7 @@ class Pod:
         self.copies.mkdir()
         self.config = write_config(directory, dsn)
         text = self.config.read_text()
-        copy = f"copy: {{directory: {self.copies}, jurisdiction: EU}}"
+        copy = f"copy: {{outside: {{directory: {self.copies}, jurisdiction: EU, same_volume: true}}}}"
         self.config.write_text(text.replace("key_file: journal.key}", f"key_file: journal.key, {copy}}}", 1))
 
     @property
@@ -54,7 +54,7 @@ class Pod:
     def opened(self) -> Iterator[Journal]:
         journal = Journal.open(
             self.journal, Secret(ROOT), Origin("pod-1", "eu-west-1", "EU"), SMALL, random=secrets.token_bytes,
-            wall_ns=time.time_ns, monotonic=time.monotonic, copy=CopyTo(LocalObjects(self.copies)),
+            wall_ns=time.time_ns, monotonic=time.monotonic, copies={"outside": CopyTo(LocalObjects(self.copies))},
         )  # fmt: skip
         assert isinstance(journal, Journal), journal
         try:

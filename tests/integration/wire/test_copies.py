@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.postgres import Server
 from tests.support.s3 import BUCKET, S3Server
 from tests.support.sidecar import Launch, Sidecar, echo
 from tests.support.stack import eventually
@@ -24,15 +25,15 @@ pytestmark = pytest.mark.integration
 CALLS = 60
 
 
-def copied(own: Launch, s3: S3Server, tmp_path: Path) -> Sidecar:
+def copied(own: Launch, s3: S3Server, tmp_path: Path, mode: str = "strict", **more: str) -> Sidecar:
     where = {
         "bucket": BUCKET,
         "prefix": tmp_path.name,
         "endpoint": s3.endpoint,
         "credentials_file": str(s3.credentials),
     }
-    copy = {"s3": where, "jurisdiction": "EU", "deadline": "10s"}
-    return own(overrides={"audit": {"journal": {"mode": "strict", "copy": copy}}})
+    copy = {"s3": where, "jurisdiction": "EU", "deadline": "10s"} | more
+    return own(overrides={"audit": {"journal": {"mode": mode, "copy": {"outside": copy}}}})
 
 
 def shipper(sidecar: Sidecar) -> int:
@@ -132,3 +133,23 @@ def test_a_store_that_hangs_refuses_strict_calls_and_is_used_again_when_it_is_ba
             lambda: bare.unary(echo(b"again"), sidecar.headers()).code == "OK", what="calls to be taken", within_s=90
         )
     assert sidecar.record(first.call_id)["outcome"] in {"refused", "failed"}
+
+
+def test_sigterm_copies_what_is_neither_shipped_nor_copied(
+    own: Launch, s3: S3Server, tmp_path: Path, postgres: Server, wire: str
+) -> None:
+    if wire == "envoy":
+        pytest.skip("what copies is the same on both wires")
+    sidecar = copied(own, s3, tmp_path, "batch", every="600s")
+    dsn = sidecar.parts.postgres_dsn
+    with postgres.closed(dsn):
+        with sidecar.bare() as bare:
+            answered = [bare.unary(echo(b"kept"), sidecar.headers()).call_id for _ in range(20)]
+        process = sidecar.stack.process
+        assert process is not None
+        process.terminate()
+        assert process.wait(60) == 0
+    shutil.rmtree(sidecar.stack.directory / "journal")
+    (told,) = run(sidecar, "journal", "import")  # it said that it ended: nobody has to say that it is lost
+    assert (told["state"], told["aborted"]) == ("stored", 0)
+    assert set(answered) <= {record["call_id"] for record in sidecar.search(limit=1000)}

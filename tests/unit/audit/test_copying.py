@@ -53,15 +53,19 @@ def journal(tmp_path: Path, store: MemoryObjects, clock: Clock) -> Iterator[Jour
 def copied_journal(directory: Path, store: MemoryObjects, clock: Clock, *, keep_s: float = 3600.0) -> Journal:
     """Without threads: ``turns`` copies."""
     journal = open_journal(directory, bounds=replace(SMALL, keep_s=keep_s))
-    journal.copier = Copier(
-        CopyTo(store), directory, journal.identity, ORIGIN, keep_s, monotonic=clock, wall_ns=lambda: int(store.at * 1e9)
-    )
+    journal.copiers = {"outside": copier(journal, store, clock, keep_s)}
     return journal
 
 
+def copier(journal: Journal, store: MemoryObjects, clock: Clock, keep_s: float = 3600.0) -> Copier:
+    return Copier(
+        CopyTo(store), journal.directory, journal.identity, ORIGIN, keep_s, monotonic=clock,
+        wall_ns=lambda: int(store.at * 1e9),
+    )  # fmt: skip
+
+
 def copier_of(journal: Journal) -> Copier:
-    assert journal.copier is not None
-    return journal.copier
+    return next(iter(journal.copiers.values()))
 
 
 def turns(journal: Journal, most: int = 100) -> float:
@@ -379,10 +383,40 @@ def test_without_a_store_who_needs_a_copy_is_told_at_once(tmp_path: Path) -> Non
 def test_with_its_threads_a_journal_copies_by_itself(tmp_path: Path, store: MemoryObjects) -> None:
     journal = Journal.open(
         tmp_path, ROOT, ORIGIN, ROOMY, random=secrets.token_bytes, wall_ns=wall_ns, monotonic=time.monotonic,
-        copy=CopyTo(store),
+        copies={"outside": CopyTo(store)},
     )  # fmt: skip
     assert isinstance(journal, Journal)
     appended(journal, 3)
     assert journal.copied().result(30) is None
     assert journal.close() is None
     assert store.segments() == on_disk(tmp_path)
+
+
+def test_a_call_waits_for_each_store_that_it_names_and_for_no_other(journal: Journal, clock: Clock) -> None:
+    journal.copiers = {name: copier(journal, MemoryObjects(), clock) for name in ("a", "b", "c")}
+    assert isinstance(journal.append(b"x"), int)
+    first, both = journal.copied(), journal.copied(("b", "a"))
+    journal.sync()
+    assert not first.done()
+    journal.copiers["a"].turn()
+    assert first.result(0) is None
+    assert not both.done()
+    journal.copiers["b"].turn()
+    assert both.result(0) is None
+    unknown = journal.copied(("a", "nowhere")).result(0)
+    assert unknown is not None
+    assert "audit.journal.copy has no store named 'nowhere'" in unknown.detail
+
+
+def test_the_first_store_that_fails_is_told_at_once(journal: Journal, clock: Clock) -> None:
+    stores = {"a": MemoryObjects(), "b": MemoryObjects()}
+    journal.copiers = {name: copier(journal, store, clock) for name, store in stores.items()}
+    assert isinstance(journal.append(b"x"), int)
+    both = journal.copied(("a", "b"))
+    journal.sync()
+    clock.now += 6
+    journal.copiers["b"].watch()  # nobody has heard of it within its deadline
+    told = both.result(0)
+    assert told is not None
+    journal.copiers["a"].turn()
+    assert journal.copied(("a",)).result(0) is None

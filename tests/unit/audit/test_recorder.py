@@ -26,7 +26,6 @@ from sidecar.core.model import (
     AuditLevel,
     AuditRule,
     Call,
-    Copy,
     Credential,
     Demand,
     Denial,
@@ -350,27 +349,28 @@ def test_strict_calls_wait_for_the_disk_and_batch_calls_do_not(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("mode", "copy", "there", "waits"),
+    ("mode", "copies", "there", "waits"),
     [
         (Durability.BATCH, None, True, ""),
         (Durability.BATCH, None, False, ""),
         (Durability.STRICT, None, False, "disk"),
         (Durability.STRICT, None, True, "copy"),
-        (Durability.STRICT, Copy.NONE, True, "disk"),
-        (Durability.BATCH, Copy.REQUIRED, True, "copy"),
-        (Durability.STRICT, Copy.REQUIRED, True, "copy"),
-        (Durability.BATCH, Copy.REQUIRED, False, "refused"),
-        (Durability.STRICT, Copy.REQUIRED, False, "refused"),
+        (Durability.STRICT, (), True, "disk"),
+        (Durability.BATCH, ("",), True, "copy"),
+        (Durability.STRICT, ("outside",), True, "copy"),
+        (Durability.BATCH, ("",), False, "refused"),
+        (Durability.STRICT, ("outside",), False, "refused"),
     ],
 )
-def test_who_waits_for_a_copy(tmp_path: Path, mode: Durability, copy: Copy | None, there: bool, waits: str) -> None:
+def test_who_waits_for_a_copy(
+    tmp_path: Path, mode: Durability, copies: tuple[str, ...] | None, there: bool, waits: str
+) -> None:
     journal, store = open_journal(tmp_path), MemoryObjects()
     if there:
-        journal.copier = Copier(
-            CopyTo(store), tmp_path, journal.identity, ORIGIN, 60.0, monotonic=lambda: 0.0, wall_ns=wall_ns
-        )
+        copier = Copier(CopyTo(store), tmp_path, journal.identity, ORIGIN, 60.0, monotonic=lambda: 0.0, wall_ns=wall_ns)
+        journal.copiers = {"outside": copier}
     real = recorder(journal)
-    call = admission(durability=mode, copy=copy)
+    call = admission(durability=mode, copies=copies)
     assert real.admitted(call, AT) is None
     future = real.durable(Recorded(call, AT))
     if not waits:
@@ -386,8 +386,8 @@ def test_who_waits_for_a_copy(tmp_path: Path, mode: Durability, copy: Copy | Non
     assert not future.done()
     journal.sync()
     assert future.done() is (waits == "disk")
-    if journal.copier is not None:
-        journal.copier.turn()
+    for each in journal.copiers.values():
+        each.turn()
     assert future.result(0) is None
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from policies.document import TenantDoc
 from policies.tenant import Tenant, compile_tenant
-from sidecar.core.model import Copy, Durability, OnPressure
+from sidecar.core.model import Durability, OnPressure
 
 
 def tenant(**audit: Any) -> Tenant:
@@ -53,18 +53,25 @@ def test_the_strictest_word_of_each_class_counts(
     ("own", "classes", "copy"),
     [
         (None, (), None),
-        (None, ("phi",), Copy.REQUIRED),
-        ("none", ("plain",), Copy.NONE),  # its own word, where the class has none
-        ("none", ("phi", "logs"), Copy.REQUIRED),
+        (None, ("phi",), ("",)),
+        ("none", ("plain",), ()),  # its own word, where the class has none
+        ("none", ("phi", "logs"), ("",)),
         (None, ("plain", "logs"), None),  # plain's is the sidecar's own, which may copy
-        ("required", ("logs",), Copy.NONE),
+        ("required", ("logs",), ()),
+        ("cold-1", ("plain", "logs"), ("cold-1",)),
+        ("cold-1", ("phi", "plain", "vault"), ("", "cold-1", "vault-eu")),  # each of them
     ],
 )
 def test_of_several_classes_one_that_asks_for_a_copy_counts(
-    own: str | None, classes: tuple[str, ...], copy: Copy | None
+    own: str | None, classes: tuple[str, ...], copy: tuple[str, ...] | None
 ) -> None:
-    words = {"phi": {"copy": "required"}, "logs": {"copy": "none"}, "plain": {"on_pressure": "shed"}}
-    assert tenant(classes=words, **({} if own is None else {"copy": own})).audit_of(classes).copy is copy
+    words = {
+        "phi": {"copy": "required"},
+        "logs": {"copy": "none"},
+        "plain": {"on_pressure": "shed"},
+        "vault": {"copy": "vault-eu"},
+    }
+    assert tenant(classes=words, **({} if own is None else {"copy": own})).audit_of(classes).copies == copy
 
 
 def test_nobodys_content_is_shed_unless_its_document_says_so() -> None:
@@ -76,7 +83,7 @@ def test_nobodys_content_is_shed_unless_its_document_says_so() -> None:
     "audit",
     [
         {"on_pressure": "drop"},
-        {"copy": "s3"},
+        {"copy": "S3"},
         {"classes": {"phi": {"durability": "never"}}},
         {"classes": {"phi": {"level": "full"}}},
     ],

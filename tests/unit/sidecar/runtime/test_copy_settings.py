@@ -49,10 +49,9 @@ def test_a_directory_and_a_bucket_are_opened_without_a_question_to_anybody(tmp_p
     opened = store_of(section(s3=s3))
     assert isinstance(opened, S3Objects)
     assert opened.where == "s3://abc/eu/pods at http://[::1]:1"
-    to = copy_to(section(directory=tmp_path, deadline="2s", every="500ms"))
+    to = copy_to(section(directory=tmp_path, deadline="2s", every="500ms", same_volume=True), tmp_path / "journal")
     assert to is not None
     assert (to.deadline_s, to.every_s) == (2.0, 0.5)
-    assert copy_to(None) is None
 
 
 @pytest.mark.parametrize("given", [{"directory": "gone"}, {"s3": {"bucket": "abc", "credentials_file": "gone"}}])
@@ -60,3 +59,11 @@ def test_what_cannot_be_opened_is_named(tmp_path: Path, given: dict[str, Any]) -
     words = json.loads(json.dumps(given).replace('"gone"', json.dumps(str(tmp_path / "gone"))))
     with pytest.raises(CopyError, match=r"audit\.journal\.copy: .*gone.*No such file"):
         store_of(section(**words))
+
+
+def test_a_directory_on_the_journals_own_volume_is_refused_unless_it_is_meant(tmp_path: Path) -> None:
+    """Whatever of the journal's own directory is there yet."""
+    for journal in (tmp_path / "not" / "yet" / "there", tmp_path):
+        with pytest.raises(CopyError, match="lies on the journal's own volume, and would be lost with it"):
+            copy_to(section(directory=tmp_path), journal)
+    assert copy_to(section(directory=tmp_path), Path("/proc")).store.where == str(tmp_path)
