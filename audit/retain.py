@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
@@ -24,7 +24,7 @@ from audit.tables import audit_calls, audit_checkpoints, audit_events, data_keys
 from audit.tlog import Signer, Verifier
 from audit.undone import redo
 
-__all__ = ["BusyError", "Retained", "retain"]
+__all__ = ["BusyError", "RestoredError", "Retained", "retain"]
 
 RANGES: Final = 10_000  # of positions that one record of a drop may list; a day with more stays
 _STATEMENT_MS: Final = 300_000
@@ -34,6 +34,10 @@ SignerOf = Callable[[str], Signer]
 
 class BusyError(Exception):
     """Another run is at work."""
+
+
+class RestoredError(Exception):
+    """The database lacks acts that were signed: of holds and erasures in it nobody can say yet what stands."""
 
 
 @dataclass(slots=True)
@@ -63,20 +67,22 @@ class _Run:
 
 
 def retain(
-    engine: sa.Engine, opener: Opener, officer: Officer, *, copies: timedelta, signer_of: Callable[[str], Signer]
-) -> Retained:
+    engine: sa.Engine, opener: Opener, officer: Officer, *, copies: timedelta, signer_of: Callable[[str], Signer],
+    anchor: Sequence[str] = (),
+) -> Retained:  # fmt: skip
     """One run; each step is its own transaction, and one that broke off is done again by the next run.
 
     ``copies``: how long copies outside the database live; a tenant's old master key is destroyed after that.
-    ``signer_of``: the key of a log's name (``audit.logbook.log_signer``).
-    A tenant whose master keys are lost holds up no other: KeyMissingError, and no word that it ran, at the end.
-    Raises KeyFaultError, SQLAlchemy's errors, BusyError where another run is at work, and MismatchError for a login
-    that may not drop days.
+    ``signer_of``: the key of a log's name (``audit.logbook.log_signer``). ``anchor``: heads of the fleet's log that are
+    kept outside. A tenant whose master keys are lost holds up no other: KeyMissingError, and no word that it ran, at
+    the end. Raises KeyFaultError, SQLAlchemy's errors, BusyError where another run is at work, RestoredError where the
+    database has less than the anchor says, and MismatchError for a login that may not drop days.
     """
     run = _Run(opener, officer, signer_of)
     with _alone(engine):
         with _transaction(engine) as connection:
             _as_owner(connection)
+            _as_anchored(connection, signer_of(FLEET).verifier, anchor)
         with _transaction(engine) as connection:
             signed = _signed_size(connection, signer_of(FLEET).verifier)
             run.done.erasures_again = redo(connection, opener, officer, copies, signed)
@@ -117,6 +123,18 @@ def _as_owner(connection: sa.Connection) -> None:
     if not connection.scalar(sa.text(query)):
         user = connection.scalar(sa.text("SELECT current_user"))
         raise store.MismatchError(f"{user} does not own the audit tables; only their owner may drop days")
+
+
+def _as_anchored(connection: sa.Connection, verifier: Verifier, anchor: Sequence[str]) -> None:
+    """A database restored from before has forgotten holds: what they keep must not go until the acts are back."""
+    heads = [read_head(FLEET, None, note, verifier) for note in anchor]
+    signed = max((head.size for head in heads if isinstance(head, Head)), default=0)
+    there = connection.scalar(sa.select(sa.func.max(fleet_entries.c.position) + 1)) or 0
+    if there < signed:
+        raise RestoredError(
+            f"the database has {there} of the fleet's {signed} entries, as one restored from before: let a sidecar ship"
+            " to it first, which gives back what it lacks"
+        )
 
 
 def _transaction(engine: sa.Engine) -> Any:

@@ -208,6 +208,8 @@ class _Verification:
                     self._check_log(row, pool)
         self._check_missing({row.log: row.born_at for row in rows})
         self._check_strays({row.log for row in rows})
+        if self._fleet.there:
+            self._check_cursors()
         self._check_officers()
         self._report.faults += derived.check_bundles(self._connection)
         if (
@@ -432,6 +434,18 @@ class _Verification:
         if moved is None or not self._young(moved):
             words = f"{tail} records after the log was closed at {closed_at.isoformat()}, that nobody signed"
             self._fault(FaultKind.INSERTION, log, words, told["records"] - tail)
+
+    def _check_cursors(self) -> None:
+        """A sidecar reads its journal on where the database says another log read it to; that must be a log."""
+        c = audit_events.c
+        told = sa.select(c.log, c.position, c.detail).where(c.kind == "journal_read_by_another", c.log.is_not(None))
+        for log, position, detail in self._connection.execute(told):
+            if detail.get("by") not in self._fleet.born:
+                words = (
+                    f"what its journal held after {detail.get('ours')} and up to {detail.get('done')} was not stored:"
+                )
+                words += f" the database said that {detail.get('by')} had read it, which is no log"
+                self._fault(FaultKind.DELETION, log, words, position)
 
     def _check_missing(self, logs: Mapping[str, datetime]) -> None:
         for log, sidecar in self._fleet.born.items():

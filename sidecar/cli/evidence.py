@@ -15,12 +15,10 @@ import psycopg
 import sqlalchemy as sa
 import typer
 
-from audit.anchor import anchored_in
 from audit.evidence import Fault
 from audit.export import Trust, export
-from audit.fleet import FLEET, read_notes
+from audit.fleet import FLEET
 from audit.logbook import log_signer, origin_of
-from audit.objects import LocalObjects, ObjectStore
 from audit.search import Filter, SearchError
 from audit.store import transaction
 from audit.tables import audit_logs
@@ -28,6 +26,7 @@ from audit.tlog import Signer, Verifier, parse_verifier
 from audit.verify import Options, Report, ResumeError, verify
 from audit.verify_export import verify_export
 from policies.units import parse_duration
+from sidecar.cli.anchors import outside
 from sidecar.cli.audit import ReasonOption, RevealOption, asker_of
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import Database, database, opener_of, root_of, settings_of
@@ -53,8 +52,7 @@ from sidecar.cli.records import harmless
 from sidecar.cli.times import moment
 from sidecar.core.model import OutcomeKind, Secret
 from sidecar.runtime.clock import now
-from sidecar.runtime.settings import Settings
-from sidecar.runtime.shipping import anchor_store, witnesses_of
+from sidecar.runtime.shipping import witnesses_of
 
 __all__ = ["app"]
 
@@ -145,7 +143,7 @@ def verify_command(
         _end(_verify_directory(directory, config, jurisdiction, keys), as_json=as_json)
     with database(config, jurisdiction, application="warden-verify") as opened:
         settings, root = opened.settings, root_of(opened.settings)
-        notes, anchored_in = _outside(settings, anchor)
+        notes, anchored_in = outside(settings, anchor)
         options = Options(
             verifier=_verifier(root, opened.jurisdiction),
             now=datetime.now(UTC),
@@ -166,26 +164,6 @@ def verify_command(
         except OSError as fault:
             fail(Exit.DEPENDENCY, f"{fault.filename or resume}: {fault.strerror}")
     _end(report, as_json=as_json)
-
-
-def _outside(settings: Settings, given: Path | None) -> tuple[list[str], dict[str, int]]:
-    """The newest notes that anchors hold, and of each object store how many entries its largest head is of."""
-    section, notes, sizes = settings.audit.anchor, [], {}
-    try:
-        file = section.file if section is not None and given is None else given
-        at = anchor_store(settings) if given is None else None
-        store: ObjectStore | None = at.open() if at is not None else None
-        if given is not None and given.is_dir():
-            file, store = None, LocalObjects(given)
-        if file is not None:
-            notes += read_notes(file)[-1:]
-        if store is not None:
-            heads = anchored_in(store)
-            notes += [head.note for head in heads]
-            sizes[store.where] = max((head.size for head in heads), default=0)
-    except OSError as fault:
-        fail(Exit.DEPENDENCY, f"{fault.filename}: {fault.strerror}" if fault.filename else str(fault))
-    return notes, sizes
 
 
 def _full_every(written: str) -> timedelta | None:

@@ -24,12 +24,13 @@ from audit.fleet import FLEET
 from audit.journal_bounds import segment_seconds
 from audit.logbook import log_signer, origin_of
 from audit.opening import Opener
-from audit.retain import BusyError
+from audit.retain import BusyError, RestoredError
 from audit.retain import retain as run_retention
 from audit.tlog import NoteError, Verifier, parse_verifier
 from policies.bundle import compile_bundle
 from policies.bundle import load as load_bundle
 from policies.files import unpack
+from sidecar.cli.anchors import outside
 from sidecar.cli.audit import app
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import Database, database, opener_of, root_of, settings_of
@@ -225,8 +226,9 @@ def retain(
             done = run_retention(
                 opened.engine, opener_of(opened), officer, copies=_copies(opened),
                 signer_of=lambda log: log_signer(root, origin_of(opened.jurisdiction, log)),
+                anchor=outside(opened.settings)[0],
             )  # fmt: skip
-        except BusyError as fault:
+        except (BusyError, RestoredError) as fault:
             fail(Exit.NO, str(fault))
     if as_json:
         emit(done.shape())

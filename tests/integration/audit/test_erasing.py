@@ -21,9 +21,10 @@ from typer.testing import CliRunner
 
 from audit import erasing, store
 from audit.erasing import Erasure, ErasureError, HeldError, Officer, UnknownError
+from audit.fleet import read_notes
 from audit.logbook import log_signer, origin_of
 from audit.opening import Opener
-from audit.retain import Retained, retain
+from audit.retain import RestoredError, Retained, retain
 from audit.roles import RoleKind
 from audit.spool import spool_bundle
 from audit.vault import commitment, lookup
@@ -90,7 +91,14 @@ class Desk:
     def retain(self, at: datetime = AT) -> Retained:
         engine = store.connect(self.dsn, application="test")
         try:
-            return retain(engine, Opener(keys_in(self.directory)), officer(at=at), copies=COPIES, signer_of=signer_of)
+            return retain(
+                engine,
+                Opener(keys_in(self.directory)),
+                officer(at=at),
+                copies=COPIES,
+                signer_of=signer_of,
+                anchor=read_notes(self.directory / "anchor")[-1:],
+            )
         finally:
             engine.dispose()
 
@@ -167,6 +175,8 @@ def test_a_restored_database_is_erased_again(postgres: Server, desk: Desk) -> No
     desk.act(partial(holding, subject="bob", name="h9"))
     desk.ship(0)
     postgres.restore(dump, desk.dsn)
+    with pytest.raises(RestoredError, match="let a sidecar ship"):  # nor is anything destroyed that a hold kept
+        desk.retain()
     desk.ship(0)
     assert desk.opened() == EVERYBODY
     kinds = [(fault.kind, "h9" in fault.detail) for fault in check(desk.dsn, desk.directory / "anchor").faults]

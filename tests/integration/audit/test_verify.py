@@ -198,6 +198,22 @@ def test_a_log_that_ended_without_a_word_is_unclosed(dsn: str, tmp_path: Path, l
     assert FaultKind.UNCLOSED_LOG in kinds
 
 
+def test_a_cursor_that_no_log_moved_is_named_with_what_was_passed_over(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    fill(dsn, tmp_path, journal=journal)
+    query(
+        dsn,
+        "INSERT INTO warden.journal_cursors (journal, log, needed, done)"
+        " SELECT journal, 'pod-9.beef', needed + 6, done + 6 FROM warden.journal_cursors",
+    )
+    journal.append(*completed(), *completed(), *completed(call_id="after"))
+    with Shipping(journal, dsn, tmp_path, anchor=tmp_path / "anchor") as shipping:
+        wait_until(lambda: shipping.fault or "after" in str(query(dsn, "SELECT call_id FROM warden.audit_calls")))
+    assert shipping.fault is None
+    (fault,) = check(dsn, tmp_path / "anchor").faults
+    assert (fault.kind, "pod-9.beef had read it" in fault.detail) == (FaultKind.DELETION, True)
+
+
 def test_a_tail_on_a_closed_log_is_named_for_what_it_is(dsn: str, tmp_path: Path, log: str) -> None:
     forger = Forger(dsn, log)
     forger.extend()
