@@ -267,8 +267,13 @@ def outlived(connection: sa.Connection, copies: timedelta, at: datetime) -> dict
         c.log.is_(None), c.kind.in_(RENEWALS), c.detail.has_key("renewed"), c.at <= at - copies
     )
     found: dict[str, int] = {}
+    heard: dict[datetime, bool] = {}  # one run of retention renews thousands of tenants' keys at one time
     for tenant, version, since in connection.execute(query.order_by(c.at)):
-        if version > found.get(tenant, 0) and not unheard(connection, since, at):
+        if version <= found.get(tenant, 0):
+            continue
+        if since not in heard:
+            heard[since] = not unheard(connection, since, at)
+        if heard[since]:
             found[tenant] = version
     return found
 

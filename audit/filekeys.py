@@ -224,14 +224,15 @@ class FileKeys:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_whole(part, self._covered(tenant, version, self._random(KEY_BYTES)))
             os.link(part, folder / f"{version}.key")
-            part.unlink()
             _sync(folder)
         except FileExistsError:
-            part.unlink(missing_ok=True)
+            pass
         except KeyFaultError:
             raise
         except OSError as fault:
             raise KeyFaultError(f"{folder}: {fault.strerror}") from fault
+        finally:  # where the link fails, too: nobody who destroys keys would look there for one
+            part.unlink(missing_ok=True)
         return version
 
     def _end(self, tenant: str, version: int) -> None:

@@ -87,15 +87,18 @@ def release_hold(connection: sa.Connection, officer: Officer, hold_id: str) -> b
 
 def holds(connection: sa.Connection, provider: KeyProvider, *, tenant: str | None = None) -> list[Hold]:
     """Those in force."""
-    recorded = _on_record(connection)
+    recorded = {hold_id: hold for hold_id, hold in _on_record(connection).items() if tenant in {None, hold.tenant}}
     c = legal_holds.c
-    rows = connection.execute(sa.select(legal_holds).where(sa.or_(c.released_at.is_(None), c.id.in_(recorded)))).all()
+    query = sa.select(legal_holds).where(sa.or_(c.released_at.is_(None), c.id.in_(list(recorded))))
+    if tenant is not None:  # a name is opened by its tenant's master key: one that is lost must stop nobody else
+        query = query.where(c.tenant == tenant)
     found = [
-        Hold(row.id, row.tenant, name_of(provider, row), row.reason, row.placed_by, row.placed_at, None) for row in rows
+        Hold(row.id, row.tenant, name_of(provider, row), row.reason, row.placed_by, row.placed_at, None)
+        for row in connection.execute(query).all()
     ]
-    lost = recorded.keys() - {hold.id for hold in found}
-    found += [recorded[hold_id] for hold_id in lost]
-    return sorted((hold for hold in found if tenant in {None, hold.tenant}), key=lambda hold: (hold.placed_at, hold.id))
+    there = {(hold.id, hold.tenant) for hold in found}  # a row that names another tenant than its act is lost too
+    found += [hold for hold in recorded.values() if (hold.id, hold.tenant) not in there]
+    return sorted(found, key=lambda hold: (hold.placed_at, hold.id))
 
 
 def _on_record(connection: sa.Connection) -> dict[str, Hold]:

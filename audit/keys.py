@@ -201,7 +201,7 @@ class Marks:
 def bound(known: dict[Any, Any], most: int) -> None:
     """Forget the oldest of more than ``most``."""
     while len(known) > most:
-        known.pop(next(iter(known)))
+        known.pop(next(iter(known)), None)  # another thread may have
 
 
 @functools.lru_cache(KNOWN)

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from audit import erasing, store
 from audit.erasing import Erasure, ErasureError, HeldError, Officer, UnknownError
 from audit.fleet import read_notes
+from audit.keys import KeyFaultError
 from audit.logbook import log_signer, origin_of
 from audit.opening import Opener
 from audit.retain import RestoredError, Retained, retain
@@ -464,6 +465,9 @@ def test_a_hold_whose_row_is_lost_or_altered_holds_all_the_same(desk: Desk) -> N
     with pytest.raises(HeldError, match="h1"):
         desk.erase("alice")
     desk.erase("bob", name="e2")
+    query(desk.dsn, "UPDATE warden.legal_holds SET tenant = 'birch'")
+    held = desk.act(lambda connection, opener: [hold.tenant for hold in erasing.holds(connection, opener.provider)])
+    assert sorted(held) == ["acme", "birch"]
     query(desk.dsn, "DELETE FROM warden.legal_holds")
     for subject in ("alice", "bob"):  # whose it was is lost with it
         with pytest.raises(HeldError, match="h1"):
@@ -471,6 +475,18 @@ def test_a_hold_whose_row_is_lost_or_altered_holds_all_the_same(desk: Desk) -> N
     assert desk.act(lambda connection, _: erasing.release_hold(connection, officer(), "h1"))
     assert not desk.act(lambda connection, _: erasing.release_hold(connection, officer(), "h1"))
     assert desk.erase("alice", name="e4").state == "pending"
+
+
+def test_a_lost_key_of_one_tenant_stops_no_erasure_of_another(desk: Desk) -> None:
+    def place(connection: sa.Connection, opener: Opener) -> None:
+        erasing.place_hold(connection, opener.provider, officer(), "h9", "birch", "alice")
+
+    desk.act(place)
+    (key,) = desk.directory.rglob("t-birch/1.key")
+    key.write_bytes(b"no key")
+    with pytest.raises(KeyFaultError, match="t-birch"):
+        desk.act(lambda connection, opener: erasing.holds(connection, opener.provider))
+    assert desk.erase("alice").state == "pending"
 
 
 def as_officer(desk: Desk, name: str) -> Desk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -245,3 +246,17 @@ def test_a_key_that_was_destroyed_is_told_from_one_that_is_not_here(tmp_path: Pa
     keys.destroy("acme", 1, {})
     assert unwrap(keys, row).destroyed
     assert unwrap(keys, msgspec.structs.replace(row, wrapped=None)).destroyed
+
+
+def test_no_part_of_a_key_that_could_not_be_made_is_left(
+    tmp_path: Path, keys: FileKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a volume that knows no hard links."""
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(KeyFaultError, match="t-acme: Operation not permitted"):
+        keys.current("acme")
+    assert list((tmp_path / "keys/t-acme").iterdir()) == []
