@@ -229,7 +229,7 @@ def content_bytes_of(entry: Entry) -> int:
             assert_never(entry)
 
 
-def bounded(value: Any) -> Any:
+def bounded(value: Any) -> Any:  # noqa: PLR0911 — one for each kind of value
     """``value`` with all that is over the bounds cut, and what MessagePack can't carry replaced.
 
     That is lone surrogates and integers over 64 bits; both can only come from a message that tries.
@@ -242,6 +242,8 @@ def bounded(value: Any) -> Any:
         case list() if not value or not isinstance(value[0], bytes):  # the bytes are content
             most = TENSORS if value and isinstance(value[0], Tensor) else DIMENSIONS
             return [bounded(item) for item in value[:most]]
+        case tuple():  # of ours, and as long as its kind: what was reserved, findings, classes to redact
+            return tuple(map(bounded, value))
         case dict():
             return {bounded(name): bounded(item) for name, item in itertools.islice(value.items(), PARAMETERS)}
         case msgspec.Struct():

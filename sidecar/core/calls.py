@@ -20,6 +20,7 @@ __all__ = [
     "NO_HEAD",
     "RESTRICTED",
     "STAFF",
+    "TOKENS_MAX",
     "Action",
     "Call",
     "Credential",
@@ -36,6 +37,10 @@ __all__ = [
     "TensorFacts",
     "TraceContext",
 ]
+
+# Of one call, as its backend counts them: what says more counts something else, or lies. The sum of 8 million such
+# calls fits 64 bits, so no answer can keep the records of others from being summed up.
+TOKENS_MAX: Final = 2**40
 
 ParameterValue = bool | int | float | str
 Network = IPv4Network | IPv6Network

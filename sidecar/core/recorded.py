@@ -10,7 +10,18 @@ from typing import Final
 from msgspec import Struct
 
 from sidecar.core.holdback import HoldBack
-from sidecar.core.model import NO_FACTS, Admission, Denial, Finding, Forward, Instant, ResponseFacts, Usage, replace
+from sidecar.core.model import (
+    NO_FACTS,
+    TOKENS_MAX,
+    Admission,
+    Denial,
+    Finding,
+    Forward,
+    Instant,
+    ResponseFacts,
+    Usage,
+    replace,
+)
 
 __all__ = ["OUTPUT_LAG_BYTES", "OUTPUT_LAG_NS", "UNWRITTEN_BYTES", "Output", "Recorded"]
 
@@ -100,7 +111,7 @@ class Recorded:
             self._input_tokens, self._exact_in = facts.input_tokens, True
         if facts.output_tokens is not None:
             # Counts are sent with every response or with none.
-            self._counted, self._exact_out = self._counted + facts.output_tokens, True
+            self._counted, self._exact_out = min(self._counted + facts.output_tokens, TOKENS_MAX), True
         for text in facts.texts:
             if text:
                 self._texts += 1

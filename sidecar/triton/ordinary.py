@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from sidecar.core.model import Contract, MalformedRequest, ResponseFacts, Undo
+from sidecar.core.model import TOKENS_MAX, Contract, MalformedRequest, ResponseFacts, Undo
 from sidecar.triton import wire
 from sidecar.triton.layout import Layout, layout
 from sidecar.triton.protos import ModelInferResponse, descriptor
@@ -196,7 +196,7 @@ def count(raw: bytes, code: str) -> int | None:
     if len(raw) % width or not 0 < len(raw) <= SCALARS_MAX * width:
         return None
     total = sum(struct.unpack(f"<{len(raw) // width}{code}", raw))
-    return total if total >= 0 else None
+    return total if 0 <= total <= TOKENS_MAX else None
 
 
 def without_prompt(tokens_in: int | None, tokens_out: int | None, beams: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from sidecar.core.model import Contract, MalformedRequest, Method, ResponseFacts, Undo
+from sidecar.core.model import TOKENS_MAX, Contract, MalformedRequest, Method, ResponseFacts, Undo
 from sidecar.triton import wire
 from sidecar.triton.ordinary import COUNTS, RESPONSE, count, has_final, head, read_ordinary, texts, without_prompt
 from sidecar.triton.protos import ModelInferResponse, ModelStreamInferResponse, descriptor
@@ -171,4 +171,4 @@ def _count(output: Any, raw: bytes | None) -> int | None:
         return count(raw, code)
     values = getattr(output.contents, field)
     total = sum(values)
-    return total if 0 < len(values) <= SCALARS_MAX and total >= 0 else None
+    return total if 0 < len(values) <= SCALARS_MAX and 0 <= total <= TOKENS_MAX else None

@@ -262,6 +262,15 @@ def test_small_but_unwritable_values_are_replaced(tmp_path: Path) -> None:
     assert (entry.call.request_id, entry.call.parameters) == ("\ufffd", {"seed": 2**63 - 1})
 
 
+def test_a_demand_that_no_number_holds_is_recorded_as_the_largest(tmp_path: Path) -> None:
+    """In mode observe nothing refuses ``max_tokens: 2^64 - 1`` times n before it is recorded."""
+    asked = replace(admission(), reservation=Reservation("acme", "chat", Demand(2**70, 2**90, 7), AT))
+    assert recorder(open_journal(tmp_path)).admitted(asked, AT) is None
+    (entry,) = kept(tmp_path)
+    assert isinstance(entry, record.Admitted)
+    assert entry.call.reserved == (2**63 - 1, 2**63 - 1, 7)
+
+
 def test_without_space_the_answer_is_audit_unavailable_but_admitted_calls_end(tmp_path: Path) -> None:
     files = FaultyFiles()
     journal = open_journal(tmp_path, files=files)

@@ -8,7 +8,7 @@ import pytest
 
 from policies.document import GuardDoc
 from policies.guards import compile_guards
-from sidecar.core.model import ResponseFacts
+from sidecar.core.model import TOKENS_MAX, ResponseFacts
 from sidecar.core.recorded import OUTPUT_LAG_BYTES, Output
 from tests.support.core import AT, FakePorts, Stage, later
 
@@ -24,6 +24,7 @@ from tests.support.core import AT, FakePorts, Stage, later
         ([ResponseFacts(texts=(b"a",)), ResponseFacts(texts=(b"b",), output_tokens=5)], 5, True),
         ([ResponseFacts(output_tokens=2), ResponseFacts(output_tokens=3)], 5, True),
         ([ResponseFacts(output_tokens=2), ResponseFacts(texts=(b"a",))], 2, True),
+        ([ResponseFacts(output_tokens=TOKENS_MAX)] * 3, TOKENS_MAX, True),
     ],
 )
 def test_a_backends_token_counts_replace_the_estimate(responses: list[ResponseFacts], tokens: int, exact: bool) -> None:

@@ -75,6 +75,16 @@ def test_counts_of_any_width(datatype: str, code: str) -> None:
     assert answered(READER, UNARY, message.SerializeToString(), TRTLLM).output_tokens == 11
 
 
+@pytest.mark.parametrize("counts", [(2**40 + 1,), (2**64 - 1,), (2**40, 1)])
+@pytest.mark.parametrize("raw", [True, False])
+def test_a_count_that_no_call_can_have_is_none(counts: tuple[int, ...], raw: bool) -> None:
+    message = response(("num_output_tokens", "UINT64", [len(counts)], struct.pack(f"<{len(counts)}Q", *counts)))
+    if not raw:
+        message.ClearField("raw_output_contents")
+        message.outputs[0].contents.uint64_contents.extend(counts)
+    assert answered(READER, UNARY, message.SerializeToString(), TRTLLM).output_tokens is None
+
+
 def test_typed_contents_are_read_too() -> None:
     message = ModelInferResponse(model_name="chat")
     message.outputs.add(name="text_output", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"hi")
