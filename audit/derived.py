@@ -9,8 +9,8 @@ from typing import Final
 import sqlalchemy as sa
 
 from audit.evidence import Fault, FaultKind
-from audit.rollup import SUMS
-from audit.tables import bundles
+from audit.rollup import LARGEST, SUMS
+from audit.tables import SUMS_OF_TIME, bundles
 from policies.files import digest, unpack
 
 __all__ = ["check_bundles", "check_usage"]
@@ -32,7 +32,7 @@ _KEY: Final = "hour, tenant, model, key_id, log"
 
 def check_usage(connection: sa.Connection) -> Iterator[Fault]:
     """Hours whose sums are not those of their records; reads every record there is."""
-    sums = ", ".join(f"coalesce({_SUMS[name]}, 0) AS {name}" for name in SUMS)
+    sums = ", ".join(f"{_held(name)} AS {name}" for name in SUMS)
     differ = f"({', '.join(f'u.{name}' for name in SUMS)}) IS DISTINCT FROM ({', '.join(f'c.{name}' for name in SUMS)})"
     query = f"""
 WITH days AS (
@@ -46,6 +46,12 @@ SELECT {_KEY} FROM u FULL JOIN c USING ({_KEY}) WHERE {differ} ORDER BY {_KEY} L
     for hour, tenant, model, _, log in connection.execute(sa.text(query)):
         words = f"the usage of {tenant} on {model} in the hour of {hour.isoformat()} is not the sum of its records"
         yield Fault(FaultKind.ALTERED_COLUMN, log, words)
+
+
+def _held(name: str) -> str:
+    """The sum as audit.rollup lets its column hold it."""
+    told = f"coalesce({_SUMS[name]}, 0)"
+    return told if name in SUMS_OF_TIME else f"least({told}, {LARGEST})"
 
 
 def check_bundles(connection: sa.Connection) -> Iterator[Fault]:

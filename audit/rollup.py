@@ -10,9 +10,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from audit.rows import CallRow
-from audit.tables import usage_hours
+from audit.tables import SUMS_OF_TIME, usage_hours
 
-__all__ = ["SUMS", "add", "summed"]
+__all__ = ["LARGEST", "SUMS", "add", "summed"]
+
+LARGEST: Final = 2**63 - 1  # that a count's column holds: a sum stops there, and keeps no record from being stored
 
 SUMS: Final = (
     "calls", "input_tokens", "output_tokens", "exact_input_tokens", "exact_output_tokens", "estimated_calls",
@@ -40,11 +42,21 @@ def summed(rows: Iterable[CallRow]) -> dict[Key, tuple[int, ...]]:
 def add(connection: sa.Connection, log: str, rows: Iterable[CallRow]) -> None:
     """Inside the transaction that stores ``rows`` in ``log``: so each is counted once, as it is stored once."""
     values = [
-        {**dict(zip(_KEY, key, strict=False)), "log": log, **dict(zip(SUMS, sums, strict=True))}
+        {**dict(zip(_KEY, key, strict=False)), "log": log, **dict(zip(SUMS, map(_held, SUMS, sums), strict=True))}
         for key, sums in sorted(summed(rows).items())
     ]
     if not values:
         return
     statement = pg_insert(usage_hours)
-    grown = {name: usage_hours.c[name] + statement.excluded[name] for name in SUMS}
+    grown = {name: _grown(usage_hours.c[name], statement.excluded[name]) for name in SUMS}
     connection.execute(statement.on_conflict_do_update(index_elements=_KEY, set_=grown), values)
+
+
+def _held(name: str, value: int) -> int:
+    return value if name in SUMS_OF_TIME else min(value, LARGEST)
+
+
+def _grown(column: sa.Column[int], more: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    if column.name in SUMS_OF_TIME:
+        return column + more
+    return sa.func.least(sa.cast(column, sa.Numeric) + more, LARGEST)

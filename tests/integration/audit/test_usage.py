@@ -12,15 +12,18 @@ from typing import Any
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
+from audit.derived import check_usage
+from audit.record import Admitted
 from audit.rollup import SUMS
 from audit.usage import MEASURES
 from migrations.versions import m0012_usage
 from sidecar.cli.main import build
 from tests.integration.audit.test_search import write_config
 from tests.support.postgres import query
-from tests.support.store import FakeJournal, Shipping, completed, refused, wait_until
+from tests.support.store import FakeJournal, Shipping, completed, facts, refused, settled, wait_until
 
 HOUR = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 
@@ -39,6 +42,28 @@ def config(dsn: str, tmp_path: Path) -> Path:
     with Shipping(journal, dsn, tmp_path) as shipping:
         wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 5)
     return write_config(tmp_path, dsn)
+
+
+def test_sums_that_no_number_holds_stop_at_the_largest(dsn: str, tmp_path: Path) -> None:
+    """What one backend counts keeps nobody's records from being stored; in one transaction, and in the next."""
+    journal = FakeJournal()
+
+    def counted(call_id: str) -> None:
+        call = facts(HOUR, call_id=call_id, key_id="K1")
+        journal.append(Admitted(call), settled(call, b"", output_tokens=2**63 - 1, output_exact=True))
+
+    counted("a0"), counted("a1")
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 2)
+        counted("a2")
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 3)
+        assert shipping.fault is None
+    ((calls, output, exact),) = query(dsn, "SELECT calls, output_tokens, exact_output_tokens FROM warden.usage_hours")
+    assert (calls, output, exact) == (3, 2**63 - 1, 2**63 - 1)
+    engine = sa.create_engine(dsn.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.connect() as connection:
+        assert list(check_usage(connection)) == []
+    engine.dispose()
 
 
 def run(config: Path, *arguments: str) -> Result:
