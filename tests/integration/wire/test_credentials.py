@@ -81,6 +81,8 @@ def test_every_attack_is_refused_with_its_reason(guarded: Sidecar, call: Caller)
     assert len(made) >= 150
     wrong = {}
     for kind, (headers, reason) in made.items():
+        if "in the future" in kind:  # by a second more than the leeway, which all those before it may take
+            headers = bearer(attacks(time.time() + 20)[kind.removeprefix("token: ")][0]())  # noqa: PLW2901
         found = call(headers)
         if found != reason:
             wrong[kind] = (found, str(reason))
