@@ -114,7 +114,7 @@ class Survivors:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known: dict[str, tuple[int, dict[str, tuple[int, bytes]]]] = {}
+        self._known: dict[str, tuple[tuple[int, int], dict[str, tuple[int, bytes]]]] = {}
 
     def keep(self, tenant: str, version: int, survivors: Mapping[str, tuple[int, bytes]]) -> None:
         """Durable when this returns. Raises KeyFaultError."""
@@ -129,13 +129,13 @@ class Survivors:
         """Raises KeyFaultError."""
         path = self._path(tenant)
         try:
-            stamp = path.stat().st_mtime_ns
+            told = path.stat()
+            stamp = (told.st_ino, told.st_mtime_ns)  # two may be written within one tick of the file system's clock
             known = self._known.get(tenant)
             if known is None or known[0] != stamp:
                 _, found = msgspec.msgpack.decode(path.read_bytes(), type=tuple[int, dict[str, tuple[int, bytes]]])
                 known = self._known[tenant] = (stamp, found)
-                while len(self._known) > REMEMBERED:
-                    self._known.pop(next(iter(self._known)))
+                bound(self._known, REMEMBERED)
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError) as fault:

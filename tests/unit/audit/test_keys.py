@@ -15,7 +15,7 @@ import pytest
 
 from audit.content import ContentError
 from audit.filekeys import FileKeys
-from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError
+from audit.keys import KeyAlteredError, KeyFaultError, KeyGoneError, Survivors
 from audit.vault import (
     Opened,
     Vault,
@@ -260,3 +260,11 @@ def test_no_part_of_a_key_that_could_not_be_made_is_left(
     with pytest.raises(KeyFaultError, match="t-acme: Operation not permitted"):
         keys.current("acme")
     assert list((tmp_path / "keys/t-acme").iterdir()) == []
+
+
+def test_survivors_that_were_written_anew_within_one_tick_of_the_clock_are_found(tmp_path: Path) -> None:
+    survivors, file = Survivors(tmp_path), tmp_path / "t-acme/survivors"
+    for version in (1, 2):
+        survivors.keep("acme", version, {"k": (version, b"wrapped")})
+        os.utime(file, ns=(7, 7))
+        assert survivors.find("acme", "k") == (version, b"wrapped")
