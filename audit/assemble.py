@@ -14,7 +14,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from audit.leaf import canonical_json
-from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Settled
+from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Refused, Responded, Settled
 
 __all__ = ["CallRecord", "CutOff", "EventRecord", "Joiner", "Place", "Record", "event_record"]
 
@@ -54,6 +54,8 @@ class CallRecord(msgspec.Struct, frozen=True):
     facts: CallFacts
     end: Settled | Refused
     output: list[bytes]
+    responded: list[Responded] = []  # the answers whose tensors are kept, in order
+    held: bool = False  # messages were let go, because calls that had not ended held too much
 
     @property
     def started(self) -> datetime:
@@ -91,7 +93,9 @@ class _Open(msgspec.Struct):
     facts: CallFacts
     place: Place
     texts: list[bytes] = []
-    held: int = 0  # bytes of prompt and output kept
+    responded: list[Responded] = []
+    dropped: bool = False  # of its messages
+    held: int = 0  # bytes of prompt, output and messages kept
     end: int = 0  # offset after the last output seen
 
 
@@ -138,12 +142,17 @@ class Joiner:
         match entry:
             case Admitted(call=facts):
                 stale = self._open.pop(facts.call_id, None)  # journaled twice: the later place is the one to go back to
-                held = _kept(facts.prompt)
-                self._open[facts.call_id] = _Open(sequence, facts, place, held=held)
-                self._held += held - (stale.held if stale else 0)
+                self._held -= stale.held if stale else 0
+                facts, dropped = self._within(facts)
+                held = _kept(facts.prompt) + len(facts.request or b"")
+                self._open[facts.call_id] = _Open(sequence, facts, place, dropped=dropped, held=held)
+                self._held += held
                 return None
             case Output():
                 self._collect(entry.call_id, entry.offset, entry.texts)
+                return None
+            case Responded():
+                self._respond(entry)
                 return None
             case Settled():
                 return self._end(place, sequence, entry)
@@ -156,6 +165,24 @@ class Joiner:
                 return EventRecord(place, sequence, entry)
             case _:
                 assert_never(entry)
+
+    def _within(self, facts: CallFacts) -> tuple[CallFacts, bool]:
+        """Without its message, where too much is held already; and whether that is so."""
+        if facts.request is None or self._held + len(facts.request) <= self._bound:
+            return facts, False
+        return msgspec.structs.replace(facts, request=None), True
+
+    def _respond(self, told: Responded) -> None:
+        call = self._open.get(told.call_id)
+        if call is None or (call.responded and told.index <= call.responded[-1].index):
+            return  # not ours to keep, or journaled twice
+        nbytes = len(told.message or b"")
+        if self._held + nbytes > self._bound:
+            call.dropped = True
+            return
+        call.responded.append(told)
+        call.held += nbytes
+        self._held += nbytes
 
     def _collect(self, call_id: str, offset: int, texts: Sequence[bytes]) -> None:
         call = self._open.get(call_id)
@@ -185,7 +212,9 @@ class Joiner:
                 output_bytes=settled.output_bytes,
             )
         self._held -= call.held
-        return CallRecord(call.place, call.first, sequence, call.facts, settled, call.texts)
+        return CallRecord(
+            call.place, call.first, sequence, call.facts, settled, call.texts, call.responded, call.dropped
+        )
 
 
 def _kept(content: Content) -> int:
@@ -241,7 +270,8 @@ class Cleaner:
 
 def evidence(record: CallRecord) -> bytes:
     """The journal's own values without content, for a record whose columns had to be altered."""
-    facts = msgspec.structs.replace(record.facts, prompt=msgspec.structs.replace(record.facts.prompt, parts=None))
+    prompt = msgspec.structs.replace(record.facts.prompt, parts=None)
+    facts = msgspec.structs.replace(record.facts, prompt=prompt, request=None)
     end = record.end
     if isinstance(end, Settled):
         quoted = msgspec.structs.replace(end.quoted, parts=None)

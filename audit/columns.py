@@ -19,7 +19,7 @@ CALL_COLUMNS: Final = (
     "output_sealed", "output_bytes", "output_digest", "output_truncated", "input_tokens", "output_tokens",
     "input_exact", "output_exact", "responses", "response_bytes", "ttft_ns", "duration_ns", "model_version",
     "model_digest", "error_sealed", "error_bytes", "findings", "redacted", "sanitised", "evidence_sealed",
-    "kv_byte_ms",
+    "kv_byte_ms", "payloads", "payloads_sealed",
 )  # fmt: skip
 
 EVENT_COLUMNS: Final = (

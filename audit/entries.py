@@ -11,7 +11,7 @@ import msgspec
 
 from audit import record
 from audit.assemble import CutOff
-from audit.record import CallFacts, Content, Entry, Event, Settled, Tensor
+from audit.record import CallFacts, Content, Digested, Entry, Event, Settled, Tensor
 from audit.recovery import OpenCall
 from sidecar.core.model import (
     AuditLevel,
@@ -124,6 +124,9 @@ def call_facts(
     store: str,
     resident: bool = True,
     demand: Demand = _NO_DEMAND,
+    keeps: int = 0,
+    request: bytes | None = None,
+    digests: list[Digested] | None = None,
 ) -> CallFacts:
     """``resident`` False: this is no place for the call's data, so it names nobody but the credential's holder."""
     trace = call.trace
@@ -175,6 +178,9 @@ def call_facts(
         (demand.tokens, demand.kv_bytes, demand.tensor_bytes),
         store,
         principal.actor,
+        keeps,
+        request,
+        digests or [],
     )
 
 
@@ -218,7 +224,9 @@ def content_bytes_of(entry: Entry) -> int:
     """How much of an entry is prompt or output, which has its own bound."""
     match entry:
         case record.Admitted(call=facts) | record.Refused(call=facts):
-            return sum(map(len, facts.prompt.parts or ()))
+            return sum(map(len, facts.prompt.parts or ())) + len(facts.request or b"")
+        case record.Responded(message=message):
+            return len(message or b"")
         case record.Output(texts=texts):
             return sum(map(len, texts))
         case Settled(texts=texts, quoted=quoted):
@@ -240,7 +248,7 @@ def bounded(value: Any) -> Any:  # noqa: PLR0911 — one for each kind of value
         case int() if not isinstance(value, bool):
             return max(-(2**63), min(2**63 - 1, value))
         case list() if not value or not isinstance(value[0], bytes):  # the bytes are content
-            most = TENSORS if value and isinstance(value[0], Tensor) else DIMENSIONS
+            most = TENSORS if value and isinstance(value[0], Tensor | Digested) else DIMENSIONS
             return [bounded(item) for item in value[:most]]
         case tuple():  # of ours, and as long as its kind: what was reserved, findings, classes to redact
             return tuple(map(bounded, value))

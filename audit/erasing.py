@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 from audit.holds import HeldError, Hold, Officer, holds, place_hold, record_act, refuse_held, release_hold
 from audit.keys import KeyProvider
+from audit.object_sweep import named_objects
 from audit.opening import Opener, key_row
 from audit.remains import WAIT, remains, unheard
 from audit.roles import RoleKind, is_of
@@ -93,6 +94,7 @@ class Erasure:
     confirmed_login: str = ""
     depends_on: list[dict[str, Any]] = field(default_factory=list)  # what must come or go before it is done
     excludes: list[dict[str, Any]] = field(default_factory=list)  # what it says nothing of
+    objects: int = 0  # of tensors' bytes, that no longer open
 
     def shape(self) -> dict[str, Any]:
         """As JSON."""
@@ -194,7 +196,7 @@ def erasure(connection: sa.Connection, erasure_id: str, at: datetime) -> Erasure
     return Erasure(
         row.id, row.tenant, state, row.requested_at, row.requested_by, row.confirmed_by, row.erased_at, row.keys,
         row.records, row.pending_until, row.done_at, row.requested_login, row.confirmed_login,
-        waits, excludes,
+        waits, excludes, row.objects,
     )  # fmt: skip
 
 
@@ -216,11 +218,13 @@ def _erase(
 ) -> None:  # fmt: skip
     ids = opener.keys_of(connection, tenant, subject)
     records = connection.scalar(sa.select(sa.func.count()).where(audit_calls.c.data_key.in_(ids))) or 0
+    objects = named_objects(connection, ids)
     new = destroy_keys(connection, opener.provider, tenant=tenant, ids=ids, at=officer.at, by=erasure_id)
     done = {"erased_at": officer.at, "keys": len(ids), "records": records, "pending_until": officer.at + copies}
+    done["objects"] = objects
     connection.execute(sa.update(erasures).where(erasures.c.id == erasure_id).values(renewed=new, **done))
     told: dict[str, Any] = {"erasure": erasure_id, "tenant": tenant, "keys": len(ids), "records": records}
-    told["renewed"] = new
+    told["renewed"], told["objects"] = new, objects
     told["destroyed"] = sorted(ids)[:DESTROYED]  # so that it can be done again in a database restored from before
     record_act(connection, officer, "subject_erased", told)
 

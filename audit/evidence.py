@@ -34,6 +34,9 @@ class FaultKind(enum.StrEnum):
     REPLACED_CHECKPOINT = "replaced_checkpoint"  # a head whose signature or words are not the log's
     VANISHED_LOG = "vanished_log"  # the fleet's log knows it, the database doesn't
     UNCLOSED_LOG = "unclosed_log"  # it ended without a word
+    OBJECT_MISSING = "object_missing"  # tensors' bytes that a record names are not in the object store
+    OBJECT_ALTERED = "object_altered"  # they are not those that it names
+    OBJECT_SWAPPED = "object_swapped"  # they are those that another record names
     ANCHOR_ROLLED_BACK = "anchor_rolled_back"  # the fleet's log says that a larger head was kept there
 
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 import msgspec
 
 from audit import storing
-from audit.assemble import EventRecord, Place, Record
+from audit.assemble import CallRecord, EventRecord, Place, Record
 from audit.batch import Batch, Row, make_batch
 from audit.keys import KeyFaultError
+from audit.payload import Payload, nowhere
 from audit.record import Admitted, Entry, Event, Refused, decode
 from audit.redacting import redacted
-from audit.rows import call_row, event_row, leaf_of
+from audit.rows import CallRow, call_row, event_row, leaf_of
 from audit.ship_parts import Item, Parts, Status
+from audit.tensors import payload_of
 
 __all__ = ["Rows", "ended_at", "made_at"]
 
@@ -33,7 +35,7 @@ class Rows:
                 row = event_row(record, book.log, position)
             else:
                 kept, counts = redacted(record, self._parts.redaction_key.reveal())
-                return call_row(kept, self._parts.vault, book.log, position, counts)
+                return call_row(kept, self._parts.vault, book.log, position, counts, self._payload(record))
             return row, leaf_of(row)
         except KeyFaultError:
             raise  # the record is sound; its key will come
@@ -42,6 +44,10 @@ class Rows:
             instead = self._keep(record.place, record.sequence, position, _payload(record), f"cannot be a row: {fault}")
             row = event_row(instead, book.log, position)
             return row, leaf_of(row)
+
+    def _payload(self, record: CallRecord) -> Payload:
+        found = payload_of(record)
+        return found if self._parts.objects is not None else nowhere(found)
 
     def _keep(self, place: Place, sequence: int, position: int, payload: bytes, words: str) -> EventRecord:
         """Put aside what cannot be stored; the event that stands for it says where."""
@@ -65,7 +71,8 @@ class Rows:
             assert row.sequence is not None
             self.status.poisoned += 1
             place = Place(self._parts.sidecar, batch.journal, self._parts.region, self._parts.place)
-            kept = self._keep(place, row.sequence, position, msgspec.msgpack.encode(row.values), words)
+            objects = row.objects if isinstance(row, CallRow) else []
+            kept = self._keep(place, row.sequence, position, msgspec.msgpack.encode([row.values, objects]), words)
             rows[position - batch.first] = event_row(kept, batch.log, position)
         return make_batch(batch, rows, keys=batch.keys, bundles=batch.bundles)
 
@@ -89,4 +96,4 @@ def made_at(item: Item) -> float | None:
 def _payload(record: Record) -> bytes:
     if isinstance(record, EventRecord):
         return msgspec.msgpack.encode(record.event)
-    return msgspec.msgpack.encode([record.facts, record.end, record.output])
+    return msgspec.msgpack.encode([record.facts, record.end, record.output, record.responded])

@@ -20,7 +20,10 @@ import msgspec
 __all__ = ["LeafShape", "canonical_json", "leaf_data"]
 
 NULLABLE: Final = frozenset({"ttft_ns", "retention_days", "model_digest", "position", "sequence", "sidecar", "log"})
-JSON: Final = {"call": frozenset({"tensors", "redacted", "decision", "findings"}), "event": frozenset({"detail"})}
+JSON: Final = {
+    "call": frozenset({"tensors", "redacted", "decision", "findings", "payloads"}),
+    "event": frozenset({"detail"}),
+}
 _EMPTY: Final = ("{}", "[]")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -63,7 +66,7 @@ class LeafShape:
         for place in self._json:
             text = told[place]
             if not isinstance(text, str):
-                text = canonical_json(text)
+                text = "" if text is None else canonical_json(text)  # None: sealed before there was such a column
             told[place] = "" if text in _EMPTY else text
         for place in self._sealed:
             if told[place] is not None:

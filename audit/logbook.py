@@ -64,6 +64,7 @@ class LogBook:
         """Opens ``directory``, or begins a new log there. Raises OSError and ForkError."""
         self._directory = directory
         self._sidecar, self._jurisdiction, self._root, self._random = sidecar, jurisdiction, root, random
+        self.keep_from: int | None = None  # batches from this position on are needed still (audit.uploading)
         self._open()
 
     def _open(self) -> None:
@@ -79,6 +80,11 @@ class LogBook:
     @property
     def log(self) -> str:
         return self._state.log
+
+    @property
+    def directory(self) -> Path:
+        """What is kept there goes aside with the log."""
+        return self._directory
 
     @property
     def signed(self) -> Frontier:
@@ -151,6 +157,10 @@ class LogBook:
             raise LookupError(f"the batches from position {size} of {self.log} are no longer kept")
         return (self.batch(first) for first in firsts)
 
+    def from_position(self, size: int) -> Iterator[Batch]:
+        """The kept batches that begin there or later, whatever is no longer kept."""
+        return (self.batch(first) for first in self._files.at_or_after(size))
+
     def begin_anew(self) -> None:
         """Put this log aside, as it is, and begin another. Raises OSError."""
         for n in range(1000):
@@ -183,7 +193,8 @@ class LogBook:
         ``short``: bytes that the disk lacks; the oldest go for them too. The rest are packed together, unless the disk
         is short: a pack is there beside its batches for a moment. Raises OSError.
         """
-        self._files.prune(before_s=before_s, most_bytes=most_bytes, upto=self._state.size, short=short)
+        upto = self._state.size if self.keep_from is None else min(self._state.size, self.keep_from)
+        self._files.prune(before_s=before_s, most_bytes=most_bytes, upto=upto, short=short)
         if not short:
             self._files.pack(self._state.size)
 

@@ -50,6 +50,10 @@ class ObjectStore(Protocol):
         """Those under the folder ``prefix`` ("": all), by name."""
         ...
 
+    def folders(self, prefix: str) -> Sequence[str]:
+        """The names of those right under the folder ``prefix``, in order."""
+        ...
+
     def delete(self, name: str) -> None:
         """One that isn't there may go as well."""
         ...
@@ -153,6 +157,14 @@ class LocalObjects:
                     name = str(Path(entry.path).relative_to(self._root))
                     yield Stored(name, told.st_size, told.st_mtime)
 
+    def folders(self, prefix: str) -> Sequence[str]:
+        self._mounted()
+        try:
+            with os.scandir(self._path(prefix)) as entries:
+                return sorted(each.name for each in entries if each.is_dir(follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
     def delete(self, name: str) -> None:
         path = self._path(name)
         self._mounted()
@@ -227,6 +239,9 @@ class _Together:
             if known is None or (each.nbytes, each.at) > (known.nbytes, known.at):
                 found[each.name] = each
         yield from sorted(found.values(), key=lambda each: each.name)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        return sorted({name for store in self._stores for name in store.folders(prefix)})
 
     def delete(self, name: str) -> None:
         for store in self._stores:

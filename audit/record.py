@@ -17,10 +17,12 @@ __all__ = [
     "Admitted",
     "CallFacts",
     "Content",
+    "Digested",
     "Entry",
     "Event",
     "Output",
     "Refused",
+    "Responded",
     "Settled",
     "Tensor",
     "decode",
@@ -36,6 +38,16 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
     datatype: str
     shape: list[int]
     nbytes: int
+
+
+class Digested(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A tensor whose bytes were to be kept and are too many: as above, and their SHA-256."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    nbytes: int
+    sha256: bytes
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -98,6 +110,9 @@ class CallFacts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     reserved: tuple[int, int, int] = (0, 0, 0)  # tokens, KV-cache bytes, tensor bytes
     store: str = ""  # the jurisdiction whose database keeps it; "": that of the journal's segment, here as below
     actor: str = ""  # who had the credential made, as it says itself (a token's `act`)
+    keeps: int = 0  # bytes of its request's tensors that are kept; 0: it was not asked for
+    request: bytes | None = None  # the message as it was judged; None: not kept, or larger than that
+    digested: list[Digested] = []  # what was in it, where it is larger
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True, tag="admitted", gc=False):
@@ -123,6 +138,20 @@ class Output(msgspec.Struct, frozen=True, array_like=True, tag="output", gc=Fals
     at_ns: int
     offset: int
     texts: list[bytes]
+    store: str = ""
+
+
+class Responded(msgspec.Struct, frozen=True, array_like=True, tag="responded", gc=False):
+    """One of the messages that answered a call whose answers' tensors are kept; ``index``: which, from 0.
+
+    ``message`` is None where it is beyond what is kept; ``tensors`` then says what was in it.
+    """
+
+    call_id: str
+    at_ns: int
+    index: int
+    message: bytes | None
+    tensors: list[Digested] = []
     store: str = ""
 
 
@@ -167,7 +196,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True, tag="event", gc=False)
     store: str = ""
 
 
-Entry = Admitted | Refused | Output | Settled | Event
+Entry = Admitted | Refused | Output | Responded | Settled | Event
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Entry)
@@ -177,7 +206,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(Entry)
 _STORE: Final[Mapping[type, Callable[[Any], str]]] = {
     Admitted: attrgetter("call.store"),
     Refused: attrgetter("call.store"),
-    **dict.fromkeys((Output, Settled, Event), attrgetter("store")),
+    **dict.fromkeys((Output, Responded, Settled, Event), attrgetter("store")),
 }
 
 

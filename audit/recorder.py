@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from typing import Final
 
 from audit import record
@@ -21,7 +22,9 @@ from audit.entries import (
 )
 from audit.folding import WHOLE, Folding, network
 from audit.journal import FaultKind, Journal, JournalFault, Pressure
-from audit.record import Content, Entry, Event, Settled, encode
+from audit.payload import Described
+from audit.record import Content, Digested, Entry, Event, Settled, encode
+from audit.tensors import digested, inputs_of, outputs_of
 from sidecar.core.governor import Output, Recorded, Refused
 from sidecar.core.model import (
     Admission,
@@ -30,6 +33,7 @@ from sidecar.core.model import (
     Denial,
     Durability,
     Instant,
+    MalformedRequest,
     OnPressure,
     Outcome,
     ParameterValue,
@@ -43,6 +47,7 @@ from sidecar.core.reasons import REASONS, Code, Reason
 __all__ = ["JournalRecorder"]
 
 FIRST: Final = ("",)  # of the stores that a journal is copied to
+RESPONSES: Final = 1024  # of one call, whose tensors are told
 GAPS: Final = 100  # named in one event
 _NONE: Final[Mapping[str, Journal]] = {}
 _RETRY_S: Final = 1.0  # a full disk or a restart passes in seconds, not sooner
@@ -86,6 +91,7 @@ class JournalRecorder:
                 return _over(tenant)
         elif _sheds(journal, rule, tenant):
             rule = self._shedding(call.id, rule)
+        keeps, request, digests = _inputs(rule, call.message)
         facts = call_facts(
             call,
             admission.principal,
@@ -105,6 +111,9 @@ class JournalRecorder:
             store=verdict.store,
             resident=not _elsewhere(admission.would_refuse),
             demand=admission.reservation.demand,
+            keeps=keeps,
+            request=request,
+            digests=digests,
         )
         denial = self._write(record.Admitted(facts), journal, opens=call.id, tenant=tenant)
         if denial is not None:
@@ -146,15 +155,19 @@ class JournalRecorder:
         return self._write(entry, journal, tenant=tenant)
 
     def output(self, recorded: Recorded, output: Output, at: Instant) -> Denial | None:
+        denial = self._responses(recorded, output, at) if output.messages else None
         texts = self._output(recorded, output)
-        if not texts:
-            return None
+        if denial is not None or not texts:
+            return denial
         call_id, tenant = recorded.admission.call.id, recorded.admission.principal.tenant
         store = recorded.admission.verdict.store
         entry = record.Output(call_id, at.wall_ns, output.offset, texts, store)
         return self._write(entry, self._of(store), reserve=True, tenant=tenant)
 
     def settled(self, recorded: Recorded, output: Output, outcome: Outcome, usage: Usage, at: Instant) -> Denial | None:
+        denial = self._responses(recorded, output, at) if output.messages else None
+        if denial is not None:
+            return denial
         admission = recorded.admission
         call_id, verdict, tenant = admission.call.id, admission.verdict, admission.principal.tenant
         quoted = NOTHING
@@ -358,6 +371,33 @@ class JournalRecorder:
         kept = min(self._bound, QUOTED_BYTES) if level is AuditLevel.FULL else None
         return content_of((words.reveal(),), kept)
 
+    def _responses(self, recorded: Recorded, output: Output, at: Instant) -> Denial | None:
+        """The answers of a call whose tensors are kept; beyond its bound only what was in them, by digest.
+
+        Those after RESPONSES are counted alone.
+        """
+        admission = recorded.admission
+        rule, call, streaming = admission.verdict.audit, admission.call, admission.call.method.streaming
+        keeps = rule.tensors
+        if keeps is None or call.id in self._shed:
+            return None
+        journal = self._of(admission.verdict.store)
+        if _sheds(journal, rule, admission.principal.tenant):
+            self._shedding(call.id, rule)
+            return None
+        end = output.before
+        for index, message in enumerate(output.messages, output.first):
+            end += len(message)
+            if index >= RESPONSES:
+                return None
+            whole = message if end <= keeps.nbytes else None
+            told = [] if whole is not None else _digested(partial(outputs_of, message, index, streaming=streaming))
+            entry = record.Responded(call.id, at.wall_ns, index, whole, told, admission.verdict.store)
+            denial = self._write(entry, journal, reserve=True, tenant=admission.principal.tenant)
+            if denial is not None:
+                return denial
+        return None
+
     def _output(self, recorded: Recorded, output: Output) -> list[bytes]:
         """The part of ``output`` that is kept: the first ``content_bytes`` of the call's whole output, level full."""
         admission = recorded.admission
@@ -375,6 +415,25 @@ def _sheds(journal: Journal, rule: AuditRule, tenant: str) -> bool:
     if rule.on_pressure is OnPressure.REFUSE:
         return False
     return journal.pressure >= Pressure.SHED or journal.over(tenant)
+
+
+def _inputs(rule: AuditRule, message: bytes) -> tuple[int, bytes | None, list[Digested]]:
+    """How much is kept of a call's tensors, its message where that is no more, else what was in it by digest."""
+    keeps = rule.tensors
+    if keeps is None or rule.level is AuditLevel.METADATA:
+        return 0, None, []
+    if not keeps.inputs:
+        return keeps.nbytes, None, []
+    if len(message) <= keeps.nbytes:
+        return keeps.nbytes, message, []
+    return keeps.nbytes, None, _digested(partial(inputs_of, message, keep=False))
+
+
+def _digested(read: Callable[[], list[Described]]) -> list[Digested]:
+    try:
+        return digested(read())
+    except MalformedRequest:  # what can't be read was not judged by its tensors either
+        return []
 
 
 def _may_keep(refused: Refused) -> bool:

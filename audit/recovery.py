@@ -13,7 +13,7 @@ from typing import Final, assert_never
 import msgspec
 
 from audit.files import Files
-from audit.record import Admitted, Event, Output, Refused, Settled, decode
+from audit.record import Admitted, Event, Output, Refused, Responded, Settled, decode
 from audit.rootkeys import Root
 from audit.segments import (
     End,
@@ -158,14 +158,12 @@ class _Calls:
             return  # the shipper reports it; what can't be read opens and closes nothing
         match entry:
             case Admitted(call=facts):
-                self.live[facts.call_id] = _Live(entry, sequence, facts.decided_ns)
-            case Output():
-                live = self.live.get(entry.call_id)
-                if live is not None:
-                    live.last_ns = entry.at_ns
-                    for text in entry.texts:
-                        live.nbytes += len(text)
-                        live.digest.update(text)
+                kept = Admitted(msgspec.structs.replace(facts, request=None))  # thousands may be open
+                self.live[facts.call_id] = _Live(kept, sequence, facts.decided_ns)
+            case Output(texts=texts):
+                self._heard(entry, texts)
+            case Responded():
+                self._heard(entry, [])
             case Settled():
                 live = self.live.pop(entry.call_id, None)
                 if live is not None:
@@ -176,6 +174,14 @@ class _Calls:
                 return
             case _:
                 assert_never(entry)
+
+    def _heard(self, entry: Output | Responded, texts: list[bytes]) -> None:
+        live = self.live.get(entry.call_id)
+        if live is not None:
+            live.last_ns = entry.at_ns
+            for text in texts:
+                live.nbytes += len(text)
+                live.digest.update(text)
 
     def _over(self, model: object, at_ns: object) -> None:
         """What had ended before holds nothing any more."""

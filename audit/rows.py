@@ -15,6 +15,7 @@ from audit.fitting import fitted
 from audit.leaf import LeafShape, canonical_json
 from audit.merkle import leaf_hash
 from audit.packing import UnfitError, pack, pack_any, surely_fits, unpack
+from audit.payload import NO_PAYLOAD, Payload, SealedObject, sealed_payload
 from audit.record import CallFacts, Content, Settled
 from audit.vault import RecordSealer, Vault
 from audit.words import words_of
@@ -53,11 +54,12 @@ class CallRow(msgspec.Struct, frozen=True, array_like=True, tag="packed"):
     packed: bytes
     used: Used | None
     terms: list[int] = []
+    objects: list[SealedObject] = []  # what it names in the object store
 
     @property
     def nbytes(self) -> int:
         """About what it takes."""
-        return len(self.packed) + 8 * len(self.terms)
+        return len(self.packed) + 8 * len(self.terms) + sum(len(each.data) for each in self.objects)
 
     @property
     def values(self) -> list[Any]:
@@ -103,26 +105,31 @@ def leaf_of(row: CallRow | EventRow) -> bytes:
 
 
 def call_row(
-    record: CallRecord, vault: Vault, log: str, position: int, redacted: Mapping[str, int] = _NONE
-) -> tuple[CallRow, bytes]:
-    """And its leaf's hash. ``redacted``: identifiers taken out of it before, by class.
+    record: CallRecord, vault: Vault, log: str, position: int, redacted: Mapping[str, int] = _NONE,
+    payload: Payload = NO_PAYLOAD,
+) -> tuple[CallRow, bytes]:  # fmt: skip
+    """And its leaf's hash. ``redacted``: identifiers taken out of it before, by class; ``payload``: its tensors.
 
     Raises OverflowError for a time that no calendar has, or a number that no column holds; KeyFaultError.
     """
     decision, unlike = _decision(record)
     making = _Making(record, vault, log, position, decision, redacted)
-    found = None if unlike else _at_once(making)
+    objects: list[SealedObject] = []
+    found = None if unlike or payload.tensors else _at_once(making)
     if found is None:
         facts = record.facts
         told, changed = fitted(record, names=facts.principal != named_by(facts))
         sealer = _sealer(told, making)
-        values = _values(told, making, sealer, altered=changed or unlike)
+        clean, day = Cleaner(), _day(_calendar(facts.started_ns) // _DAY_US)
+        payloads, salt, objects = sealed_payload(payload, sealer, day=day, call_id=told.facts.call_id, clean=clean)
+        altered = changed or unlike or clean.changed
+        values = _values(told, making, sealer, payloads, salt, altered=altered)
         found = values, *pack_any(values), sealer
     values, packed, leaf, sealer = found
     terms = _terms(record, sealer) if record.facts.searchable else []
     started, call_id, tenant, key = values[0], values[1], values[_TENANT], sealer.data_key
     used = used_of(values, started)
-    return CallRow(position, record.sequence, started, call_id, tenant, key, packed, used, terms), leaf
+    return CallRow(position, record.sequence, started, call_id, tenant, key, packed, used, terms, objects), leaf
 
 
 class _Making(msgspec.Struct, frozen=True, gc=False):
@@ -157,7 +164,10 @@ def _sealer(told: CallRecord, making: _Making) -> RecordSealer:
     )
 
 
-def _values(told: CallRecord, making: _Making, sealer: RecordSealer, *, altered: bool) -> tuple[Any, ...]:
+def _values(
+    told: CallRecord, making: _Making, sealer: RecordSealer, payloads: str = "{}", salt: bytes | None = None, *,
+    altered: bool,
+) -> tuple[Any, ...]:  # fmt: skip
     """In the order of CALL_COLUMNS; times as µs since the UNIX epoch, JSON as its canonical text."""
     given, facts, place = making.given.facts, told.facts, told.place
     prompt, digest = _content(sealer, "prompt", given.prompt.sha256, given.prompt.parts)
@@ -190,6 +200,7 @@ def _values(told: CallRecord, making: _Making, sealer: RecordSealer, *, altered:
         altered,
         sealer.seal("evidence", evidence(making.given)) if altered else None,
         told.end.kv_byte_ms if isinstance(told.end, Settled) else 0,
+        payloads, salt,
     )  # fmt: skip
 
 

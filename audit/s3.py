@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -123,6 +123,13 @@ class S3Objects:
                     yield Stored(str(each["path"]), each["size"], each["last_modified"].timestamp())
         except (BaseError, FileNotFoundError) as fault:
             raise self._failed("list", prefix, fault) from fault
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        try:
+            found = obstore.list_with_delimiter(self._store, check_name(prefix))
+        except (BaseError, FileNotFoundError) as fault:
+            raise self._failed("list", prefix, fault) from fault
+        return sorted(each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"])
 
     def delete(self, name: str) -> None:
         try:

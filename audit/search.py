@@ -331,7 +331,7 @@ def found(row: Mapping[str, Any], opener: Opener | None, *, reveal: bool) -> Fou
         return None if parts is None else joint.join(parts).decode("utf-8", "replace")
 
     prompt, output, error = joined(opened.prompt, b"\n"), joined(opened.output, b""), joined(opened.error, b"")
-    none = prompt is None and output is None and error is None
+    none = prompt is None and output is None and error is None and not row.get("payloads")
     return Found(columns, prompt, output, "none" if none else "revealed", error)
 
 

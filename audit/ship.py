@@ -24,6 +24,7 @@ from audit.record import Event, decode, store_of
 from audit.rows import CallRow
 from audit.ship_parts import Bounds, Item, JournalError, Parts, Source, Status, StoppedError
 from audit.spool import drop_bundle, read_bundle
+from audit.uploading import FINISH_S, Uploader
 from sidecar.core.model import Instant
 
 __all__ = ["Bounds", "Item", "Parts", "Shipper", "Source", "Status"]
@@ -81,6 +82,8 @@ class Shipper:
         self._rows = Rows(parts, self.status)
         self._database = Database(parts, bounds, self.status)
         self._heads = Heads(parts, bounds, self.status, self._patience.trouble)
+        # Made once its log is there to be looked through: at the first start over.
+        self._uploads: Uploader | None = None
         self._room = 2**63  # bytes that the next batch may take of the disk
         self._waiting = 0  # entries that waited when that was looked at last
         self._flight: _Flight | None = None
@@ -115,6 +118,8 @@ class Shipper:
             raise JournalError(f"there is no journal in {self._parts.directory} yet")
         self._reached = self._oldest()
         book = self._parts.book
+        if self._uploads is None and self._parts.objects is not None:
+            self._uploads = Uploader(self._parts.objects, book, lambda: self._parts.now().timestamp())
         self.status.log = book.log
         self._journal, self._checked, self._ended = journal, None, 0
         self._cursor = self._database.agree(journal)
@@ -141,9 +146,10 @@ class Shipper:
     def _follow(self) -> None:
         while True:
             stopping = self._stop.is_set()
-            items = () if stopping else self._patience.until_it_works(self._next, local=True)
-            self._empty = 0 if items else self._empty + 1
-            if not items:
+            held = not stopping and self._upload()
+            items = () if stopping or held else self._patience.until_it_works(self._next, local=True)
+            self._empty = 0 if items or held else self._empty + 1
+            if not items and not held:
                 self._reached = None
                 self._read_out()
             self._take(items)
@@ -158,9 +164,24 @@ class Shipper:
                 self._measure()
             self._heads.tend_fleet(stopping=stopping)
             if stopping:
+                self._upload(last=True)
                 return
             if not items:
                 self._stop.wait(self._bounds.idle)
+
+    def _upload(self, *, last: bool = False) -> bool:
+        """Bring objects further; whether nothing more may be read until some of them are in their store."""
+        uploads, status = self._uploads, self.status
+        if uploads is None:
+            return False
+        if last:
+            uploads.finish(FINISH_S, self._parts.monotonic)
+        else:
+            uploads.turn()
+        self._database.notes += uploads.take()
+        status.objects_trouble, status.objects_oldest = uploads.trouble, uploads.oldest
+        status.objects_bytes, status.objects_stored = uploads.waiting_bytes, uploads.stored
+        return uploads.full
 
     def _read_out(self) -> None:
         """Of a journal that nobody writes any more: store all that there is of it, and stop.
@@ -371,9 +392,14 @@ class Shipper:
                 self._database.commit(flight.batch)
         except storing.RejectedError as fault:
             changed = self._rows.without(flight.batch, fault.rows)
-            self._parts.book.keep(changed)
+            self._keep(changed)
             flight.batch = changed  # the answer to its COMMIT may be lost: it is this one that is asked for again
             self._database.commit(changed)
+
+    def _keep(self, batch: Batch) -> None:
+        self._parts.book.keep(batch)
+        if self._uploads is not None:
+            self._uploads.kept(batch)
 
     def _ground(self) -> None:
         """Before starting over: what is on its way either arrived or never will."""
@@ -415,5 +441,5 @@ class Shipper:
         ]
         keys = parts.vault.made(row.data_key for row in pending.rows if isinstance(row, CallRow))
         batch = make_batch(place, pending.rows, pending.leaves, keys=keys, bundles=bundles)
-        parts.book.keep(batch)
+        self._keep(batch)
         return batch

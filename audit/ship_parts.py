@@ -18,6 +18,7 @@ from audit.poison import PoisonKeeper
 from audit.record import Settled
 from audit.remains import Keeps, keeps_in
 from audit.upkeep import Upkeep
+from audit.uploading import UploadTo
 from audit.vault import Vault
 from sidecar.core.model import Secret
 
@@ -110,6 +111,7 @@ class Parts:
     ended: Callable[[CallRecord], None] | None = None
     fleet: Fleet | None = None
     own: str = ""  # the jurisdiction that the pod itself is in; "": this one
+    objects: UploadTo | None = None  # where tensors' bytes are kept; None: nowhere
     # Of a journal that nobody writes any more: the outcome of a call that it leaves open (None: it is written).
     cut_off: Callable[[CutOff], Settled] | None = None
     closes: Callable[[], Sequence[str]] = tuple  # further logs that end when this one does: of those that are gone
@@ -147,6 +149,11 @@ class Status:
     # What keeps the fleet's heads from being kept outside the database; "": nothing, None: there is none of the kind.
     anchor_trouble: str | None = None
     witness_trouble: str | None = None
+    # Of tensors' bytes: what keeps them from the object store, since when the oldest waits, how many bytes do.
+    objects_trouble: str | None = None
+    objects_oldest: float | None = None
+    objects_bytes: int = 0
+    objects_stored: int = 0
 
 
 class JournalError(Exception):

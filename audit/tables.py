@@ -93,6 +93,8 @@ audit_calls: Final = sa.Table(
     _flag("sanitised"),  # a column differs from what was journaled; evidence holds the original
     sa.Column("evidence_sealed", BYTEA),
     _count("kv_byte_ms"),
+    sa.Column("payloads", JSONB, nullable=False, server_default="{}"),  # tensors whose bytes are kept: audit.payload
+    sa.Column("payloads_sealed", BYTEA),  # the salt of their digests
     sa.Column("shipped_at", _when, nullable=False, server_default=sa.func.now()),
     postgresql_partition_by="RANGE (started_at)",
 )
@@ -117,6 +119,10 @@ sa.Index(
     postgresql_where=sa.text("conversation_mac IS NOT NULL"),
 )  # fmt: skip
 sa.Index("audit_calls_findings", *_NEWEST, postgresql_where=sa.text("findings <> '[]'::jsonb"))
+sa.Index(
+    "audit_calls_payloads", audit_calls.c.log, audit_calls.c.position,
+    postgresql_where=sa.text("payloads <> '{}'::jsonb"),
+)  # fmt: skip
 sa.Index(
     "audit_calls_few", *(audit_calls.c[name] for name in ("model", "rule", "region")),
     postgresql_using="brin",
@@ -259,6 +265,7 @@ erasures: Final = sa.Table(
     sa.Column("erased_at", _when),
     sa.Column("keys", sa.BigInteger, nullable=False, server_default="0"),  # destroyed
     sa.Column("records", sa.BigInteger, nullable=False, server_default="0"),  # that no longer open
+    _count("objects"),  # of tensors' bytes, that no longer open either
     sa.Column("pending_until", _when),  # copies outside the database are gone by then
     sa.Column("renewed", sa.Integer),  # the master key's version since: what is of an older one is from before
     sa.Column("done_at", _when),

@@ -205,6 +205,10 @@ class RecordSealer:
         self.data_key, self._secret, self._random = data_key, secret, random
         self._aead = AESGCM(key)
 
+    def draw(self, nbytes: int) -> bytes:
+        """Unpredictable bytes, for a salt."""
+        return self._random(nbytes)
+
     def seal(self, column: str, plain: bytes) -> bytes:
         """format (1) ‖ nonce (12) ‖ ciphertext and tag; bound to record and column."""
         nonce = self._random(_NONCE)

@@ -24,6 +24,8 @@ from audit.evidence import FLEETS, Fault, FaultKind, Head, TreeCheck, read_head
 from audit.fleet import FLEET
 from audit.leaf import leaf_data
 from audit.merkle import Frontier, leaf_hash
+from audit.object_check import Objects, check_objects
+from audit.objects import ObjectStore
 from audit.progress import Progress, ResumeError
 from audit.ranges import Pool, Range, check_range
 from audit.rows import EVENT_COLUMNS
@@ -70,6 +72,7 @@ class Options:
     now: datetime
     anchor: Sequence[str] = ()
     anchored_in: Mapping[str, int] = field(default_factory=dict)
+    objects: ObjectStore | None = None  # where tensors' bytes are; None: they are not looked at
     witnesses: Sequence[Verifier] = ()  # whose cosignatures count
     resume: Path | None = None
     resume_key: bytes = b""
@@ -87,6 +90,7 @@ class Report:
     unsigned: int = 0
     anchored: bool = False
     anchored_size: int = 0  # entries of the fleet's log that the largest head read in an anchor is of
+    objects: Objects | None = None  # None: the object store was not asked
     witnessed: datetime | None = None  # when a witness cosigned the fleet's log last
     faults: list[Fault] = field(default_factory=list)
     logs: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -109,6 +113,13 @@ class Report:
             "faults_total": len(self.faults),
             "anchored": self.anchored,
             "anchored_size": self.anchored_size,
+            "objects": None
+            if self.objects is None
+            else {
+                "checked": self.objects.checked,
+                "late": self.objects.late,
+                "erased": self.objects.erased,
+            },
             "witnessed": self.witnessed.isoformat() if self.witnessed else None,
             "unsigned": self.unsigned,
             "uncopied": self.uncopied,
@@ -216,6 +227,9 @@ class _Verification:
             self._report.ok and not self._report.resumed
         ):  # else the records at fault, and not their sums, are to be told
             self._report.faults += derived.check_usage(self._connection)
+        if self._options.objects is not None:
+            self._report.objects = found = check_objects(self._connection, self._options.objects, self._options.now)
+            self._report.faults += found.faults
         self._report.uncopied = self._uncopied()
         self._report.oldest_read = self._resume.began if self._report.resumed else self._options.now
         return self._report

@@ -136,7 +136,7 @@ class Decider:
             limits=limits,
             model_limits=narrower(limits, asked.model),
             key_limits=None if asked.key is None else asked.key.limits_at(at),
-            audit=tenant.audit_of(asked.classes),
+            audit=tenant.audit_of(asked.classes, asked.model),
             data_class=residency.label(tenant.residency, asked.classes, self._bundle.regions),
             may_trace=healthy and residency.traced(tenant.residency, asked.classes, self._place),
             would_refuse=shadow,

@@ -9,16 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct, field, structs
 
 from policies import demands, limits
-from policies.document import AuditClassDoc, GrantDoc, HoldBackDoc, KeyDoc, LimitsDoc, PlanDoc, ResidencyDoc, TenantDoc
+from policies.document import (
+    AuditClassDoc,
+    GrantDoc,
+    HoldBackDoc,
+    KeyDoc,
+    LimitsDoc,
+    PlanDoc,
+    ResidencyDoc,
+    TenantDoc,
+    TensorsDoc,
+)
 from policies.guards import Guards, compile_guards
 from policies.residency import Residency, Rules
 from policies.watching import Hold
-from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits, OnPressure, Redaction
+from sidecar.core.model import AuditLevel, AuditRule, Durability, Limits, OnPressure, Redaction, TensorRule
 
 __all__ = ["ALWAYS", "Grant", "KeyRule", "Period", "Tenant", "compile_tenant", "covering"]
 
@@ -112,8 +122,14 @@ class Tenant(Struct, frozen=True, gc=False):
             found = those.limits
         return found
 
-    def audit_of(self, classes: Iterable[str]) -> AuditRule:
-        """How a call of these data classes is recorded: by the strictest word on each."""
+    def audit_of(self, classes: Iterable[str], model: str) -> AuditRule:
+        """How a call of these data classes to this model is recorded: by the strictest word on each."""
+        rule = self._of_classes(classes)
+        if rule.tensors is None or any(fnmatchcase(model, pattern) for pattern in rule.tensors.models):
+            return rule
+        return structs.replace(rule, tensors=None)
+
+    def _of_classes(self, classes: Iterable[str]) -> AuditRule:
         own = [self.audit_classes[each] for each in classes if each in self.audit_classes]
         if not own:
             return self.audit
@@ -126,6 +142,7 @@ class Tenant(Struct, frozen=True, gc=False):
         return structs.replace(
             self.audit, durability=None if durability is None else Durability(durability), on_pressure=on_pressure,
             copies=named or (None if None in asked else ()),
+            tensors=_least(self.audit.tensors, [each.tensors for each in own if each.tensors is not None]),
         )  # fmt: skip
 
     def edges(self) -> Iterator[float]:
@@ -153,6 +170,13 @@ def copies_of(word: str) -> tuple[str, ...]:
             return ("",)
         case _:
             return (word,)
+
+
+def _least(tensors: TensorRule | None, told: Sequence[Literal["none"] | int]) -> TensorRule | None:
+    """What classes leave of it; none can add to what the tenant keeps."""
+    if tensors is None or "none" in told:
+        return None
+    return structs.replace(tensors, nbytes=min([tensors.nbytes, *(each for each in told if each != "none")]))
 
 
 def covering(grants: Iterable[Grant], model: str, at: float) -> int | None:
@@ -192,6 +216,7 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
             two_people=audit.two_people,
             on_pressure=OnPressure(audit.on_pressure),
             copies=None if audit.copies is None else copies_of(audit.copies),
+            tensors=_tensors(audit.tensors),
         ),
         audit_classes=audit.classes,
         period=_period(doc.begins, doc.ends),
@@ -203,6 +228,10 @@ def compile_tenant(name: str, doc: TenantDoc, plan: PlanDoc | None) -> Tenant:
         guards=compile_guards(demands.guards_of(doc, plan), hold),
         hold=hold,
     )
+
+
+def _tensors(doc: TensorsDoc | None) -> TensorRule | None:
+    return None if doc is None else TensorRule(doc.keep, "inputs" in doc.of, "outputs" in doc.of, doc.models)
 
 
 def _hold(doc: HoldBackDoc | None) -> Hold | None:

@@ -16,6 +16,7 @@ from policies.document.tenants import (
     KeyDoc,
     ResidencyDoc,
     TenantDoc,
+    TensorsDoc,
 )
 
 __all__ = [
@@ -48,4 +49,5 @@ __all__ = [
     "ResidencyDoc",
     "TenantDoc",
     "TenantName",
+    "TensorsDoc",
 ]

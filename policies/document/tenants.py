@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from policies.document.content import GuardDocs, HoldBackDoc, RedactDocs
 from policies.document.fields import DataClass, Dated, Doc, LoraName, ModelPattern, Name, TenantName, as_list
 from policies.document.plans import LimitsDoc, NarrowDoc
+from policies.units import Size
 
 __all__ = [
     "AuditClassDoc",
@@ -19,8 +20,10 @@ __all__ = [
     "KeyDoc",
     "ResidencyDoc",
     "TenantDoc",
+    "TensorsDoc",
 ]
 
+TENSOR_BYTES_MOST: Final = 16 * 2**20  # of one side of a call; a journal entry takes 64 MiB
 _RETENTION: Final = re.compile(r"([1-9][0-9]{0,4})d")
 
 
@@ -96,12 +99,26 @@ _Days = Annotated[str, Field(pattern=rf"^({_RETENTION.pattern}|unlimited)$")]
 CopyWord = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
 
 
+class TensorsDoc(Doc):
+    """Whose tensors' bytes are kept, in the sidecar's object store: ``keep`` bytes at most of a call's request, and of
+    its answers. ``of``: which of the two; ``models``: names or globs. Inputs need the level prompt, outputs full.
+    """
+
+    keep: Annotated[Size, Field(le=TENSOR_BYTES_MOST)]
+    of: Annotated[tuple[Literal["inputs", "outputs"], ...], Field(min_length=1, max_length=2)] = ("inputs", "outputs")
+    models: Annotated[tuple[ModelPattern, ...], Field(min_length=1, max_length=64)] = ("*",)
+
+
 class AuditClassDoc(Doc):
-    """What is different for calls of one data class; a call of several gets the strictest of each."""
+    """What is different for calls of one data class; a call of several gets the strictest of each.
+
+    ``tensors``: how much of them is kept at most, or none; of several classes the least.
+    """
 
     durability: Literal["batch", "strict"] | None = None
     on_pressure: Literal["shed", "refuse"] | None = None
     copies: Annotated[CopyWord | None, Field(alias="copy")] = None
+    tensors: Literal["none"] | Annotated[Size, Field(le=TENSOR_BYTES_MOST)] | None = None
 
 
 class AuditDoc(Doc):
@@ -112,7 +129,7 @@ class AuditDoc(Doc):
     word. ``on_pressure``: once the journal is short of space, whether prompts and outputs may be kept as lengths and
     digests (shed) or calls are rather refused when it is full. ``copy``: whether calls wait until their entries are
     outside the node, in the sidecar's first store (required) or the one of that name, or don't (none); absent: strict
-    ones do, where the sidecar copies.
+    ones do, where the sidecar copies. ``tensors``: whose bytes are kept; absent: nobody's.
     """
 
     level: Literal["full", "prompt", "metadata"]
@@ -123,7 +140,18 @@ class AuditDoc(Doc):
     two_people: Annotated[bool, Field(strict=True)] = False
     on_pressure: Literal["shed", "refuse"] = "refuse"
     copies: Annotated[CopyWord | None, Field(alias="copy")] = None
+    tensors: TensorsDoc | None = None
     classes: dict[DataClass, AuditClassDoc] = Field({}, max_length=64)
+
+    @model_validator(mode="after")
+    def _content_is_kept(self) -> Self:
+        if self.tensors is None:
+            return self
+        kept = {"full": {"inputs", "outputs"}, "prompt": {"inputs"}, "metadata": set()}[self.level]
+        lost = [each for each in self.tensors.of if each not in kept]
+        if lost:
+            raise ValueError(f"tensors: the level {self.level} keeps no {' and no '.join(lost)}; write another level")
+        return self
 
 
 class GrantDoc(Dated):

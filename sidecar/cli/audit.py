@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -39,6 +40,7 @@ from sidecar.cli.filters import (
     one_of,
 )
 from sidecar.cli.records import harmless, told, told_whole
+from sidecar.cli.tensors import objects_of, write_tensors
 from sidecar.cli.times import moment
 from sidecar.core.model import Instant, OutcomeKind
 from sidecar.core.reasons import Reason
@@ -141,13 +143,19 @@ def show(
     *,
     reveal: RevealOption = False,
     reason: ReasonOption = "",
+    tensors: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="With --reveal, write its tensors' bytes there (audit.objects).")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Everything recorded of one call; exit 1 where there is no record of it, or several (a stream's messages)."""
     asker = asker_of(now(), reason, reveal=reveal)
+    if tensors is not None and not reveal:
+        fail(Exit.USAGE, "--tensors shows content: it needs --reveal --reason TEXT")
     with database(config, jurisdiction, application="warden-audit") as opened:
+        opener = opener_of(opened)
         try:
-            found = show_record(opened.engine, call_id, asker, opener_of(opened), opened.jurisdiction)
+            found = show_record(opened.engine, call_id, asker, opener, opened.jurisdiction)
         except SearchError as fault:
             fail(Exit.USAGE, str(fault))
     if found is None:
@@ -155,6 +163,10 @@ def show(
     if isinstance(found, Messages):
         several = f"{'more than ' if found.more else ''}{len(found.call_ids)} messages"
         fail(Exit.NO, f"{call_id} is a stream of {several}; show one of\n" + "\n".join(map(harmless, found.call_ids)))
+    objects = objects_of(found, opened.settings, asker.at)
+    if tensors is not None:
+        write_tensors(found, objects, opener.record_key(found.columns), tensors)
+    found = replace(found, columns={**found.columns, "objects": [each.shape() for each in objects]})
     if as_json:
         emit(found.whole())
         return

@@ -7,6 +7,7 @@ import hmac
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -52,7 +53,7 @@ from sidecar.cli.records import harmless
 from sidecar.cli.times import moment
 from sidecar.core.model import OutcomeKind, Secret
 from sidecar.runtime.clock import now
-from sidecar.runtime.shipping import witnesses_of
+from sidecar.runtime.shipping import tensor_store, witnesses_of
 
 __all__ = ["app"]
 
@@ -131,6 +132,9 @@ def verify_command(
         Path | None,
         typer.Option(help="An anchor's file, or a directory of its objects, instead of the configuration's."),
     ] = None,
+    objects: Annotated[
+        bool, typer.Option("--objects/--no-objects", help="Read every object that a record names (audit.objects).")
+    ] = True,
     resume: Annotated[Path | None, typer.Option(help="Keep how far this came in FILE, and go on from there.")] = None,
     full_every: Annotated[
         str, typer.Option(help="With --resume: after so long everything is read again; an age, or never.")
@@ -144,6 +148,7 @@ def verify_command(
     with database(config, jurisdiction, application="warden-verify") as opened:
         settings, root = opened.settings, root_of(opened.settings)
         notes, anchored_in = outside(settings, anchor)
+        place = tensor_store(settings) if objects else None
         options = Options(
             verifier=_verifier(root, opened.jurisdiction),
             now=datetime.now(UTC),
@@ -157,12 +162,14 @@ def verify_command(
             progress=_bar if sys.stderr.isatty() else None,
         )
         try:
+            if place is not None:
+                options = replace(options, objects=place.at.open())
             report = verify(opened.dsn, options, jurisdiction=opened.jurisdiction)
             _record(opened, report)
         except ResumeError as fault:
             fail(Exit.USAGE, str(fault))
         except OSError as fault:
-            fail(Exit.DEPENDENCY, f"{fault.filename or resume}: {fault.strerror}")
+            fail(Exit.DEPENDENCY, f"{fault.filename or resume}: {fault.strerror}" if fault.strerror else str(fault))
     _end(report, as_json=as_json)
 
 
@@ -258,6 +265,11 @@ def _print(report: Report) -> None:
         typer.echo("not anchored: nothing outside this database says how long the fleet's log is")
     elif report.anchored_size:
         typer.echo(f"anchored: a head of the fleet's first {report.anchored_size} entries was read in the anchor")
+    if report.objects is not None and (report.objects.checked or report.objects.erased):
+        told = report.objects
+        typer.echo(
+            f"{told.checked} objects read, {told.late} of them not there yet; {told.erased} erased with their keys"
+        )
     if report.uncopied:
         words = "what they have not shipped yet is lost with a disk (audit.journal.copy)"
         typer.echo(f"not copied: {len(report.uncopied)} sidecars at work copy nothing outside their node; {words}")

@@ -19,7 +19,7 @@ from rich.table import Table
 from audit.follow import read_identity, read_shipped
 from audit.journal_bounds import State
 from audit.objects import LocalObjects
-from audit.record import Admitted, Entry, Event, Output, Refused, Settled, decode
+from audit.record import Admitted, Entry, Event, Output, Refused, Responded, Settled, decode
 from audit.recovery import DAMAGE_MARK
 from audit.rootkeys import Root
 from audit.seal import KeyFault, load_root_key
@@ -310,7 +310,7 @@ def _entry(data: bytes) -> dict[str, Any]:
         case Refused(call=facts):
             shown = {"call_id": facts.call_id, "tenant": facts.tenant, "model": facts.model}
             shown["reason"] = entry.reason
-        case Output():
+        case Output() | Responded():
             shown = {"call_id": entry.call_id}
         case Settled():
             shown = {"call_id": entry.call_id, "outcome": entry.outcome}

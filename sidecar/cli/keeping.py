@@ -23,6 +23,7 @@ from audit.erasing import Erasure, ErasureError, HeldError, Officer, UnknownErro
 from audit.fleet import FLEET
 from audit.journal_bounds import segment_seconds
 from audit.logbook import log_signer, origin_of
+from audit.object_sweep import sweep
 from audit.opening import Opener
 from audit.retain import BusyError, RestoredError
 from audit.retain import retain as run_retention
@@ -38,6 +39,7 @@ from sidecar.cli.desk import operator
 from sidecar.cli.records import harmless
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
+from sidecar.runtime.shipping import tensor_store
 
 __all__ = ["Desk", "app", "officers_desk"]
 
@@ -230,11 +232,27 @@ def retain(
             )  # fmt: skip
         except (BusyError, RestoredError) as fault:
             fail(Exit.NO, str(fault))
+        objects, trouble = _swept(opened, officer.at)
+    shape = {**done.shape(), "objects": objects}
     if as_json:
-        emit(done.shape())
-        return
-    for name, value in done.shape().items():
-        typer.echo(f"{name.replace('_', ' '):14} {', '.join(value) if isinstance(value, list) else value}")
+        emit(shape)
+    else:
+        for name, value in shape.items():
+            typer.echo(f"{name.replace('_', ' '):14} {', '.join(value) if isinstance(value, list) else value}")
+    if trouble:
+        fail(Exit.DEPENDENCY, f"what lost its keys is still in the object store, unreadable: {trouble}; run it again")
+
+
+def _swept(opened: Database, at: datetime) -> tuple[int, str]:
+    """How many objects went from the store because their keys are gone, and why no more did."""
+    place = tensor_store(opened.settings)
+    if place is None:
+        return 0, ""
+    try:
+        with opened.engine.connect() as connection:
+            return sweep(connection, place.at.open(), at.date()).objects, ""
+    except OSError as fault:
+        return 0, str(fault)
 
 
 def _copies(opened: Database) -> timedelta:

@@ -31,7 +31,7 @@ class Ending:
 
     @property
     def nbytes(self) -> int:
-        return sum(map(len, self.output.texts))
+        return sum(map(len, self.output.texts)) + sum(map(len, self.output.messages))
 
     def without_texts(self) -> Ending:
         return replace(self, output=Output(self.output.offset, ()))

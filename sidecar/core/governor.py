@@ -287,6 +287,7 @@ class Governor(Deciding):
             self._ports.instruments.unrecorded(denial)
             failed = _unrecorded(denial)
             told = failed if outcome.kind is OutcomeKind.COMPLETED and self._mode is Mode.ENFORCE else outcome
+            output = output if output.fits else replace(output, messages=())
             self._owe(Ending(recorded, output, told, usage, at))
             outcome = failed
         self._ports.instruments.settled(recorded, outcome, usage)

@@ -49,6 +49,7 @@ from sidecar.core.terms import (
     Redaction,
     RequestRate,
     Share,
+    TensorRule,
 )
 from sidecar.core.watch import Finding, Guards
 
@@ -98,6 +99,7 @@ __all__ = [
     "Secret",
     "Share",
     "TensorFacts",
+    "TensorRule",
     "TraceContext",
     "Undo",
     "Usage",

@@ -35,10 +35,22 @@ _BYTES_PER_TOKEN: Final = 4  # of English, as prompts are estimated (sidecar.tri
 
 
 class Output(Struct, frozen=True):
-    """A run of output text; ``offset`` is its place in the call's whole output, in bytes."""
+    """A run of output text; ``offset`` is its place in the call's whole output, in bytes.
+
+    ``messages``: the responses it came with, where their tensors are kept: from the ``first`` on, of which ``before``
+    bytes came before them.
+    """
 
     offset: int
     texts: tuple[bytes, ...]
+    messages: tuple[bytes, ...] = ()
+    first: int = 0
+    before: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """Whether its messages may wait until they can be journaled."""
+        return sum(map(len, self.messages)) <= UNWRITTEN_BYTES
 
 
 class Recorded:
@@ -52,10 +64,13 @@ class Recorded:
         "_first_ns",
         "_flushed_ns",
         "_input_tokens",
+        "_message_bytes",
+        "_messages",
         "_pending",
         "_pending_bytes",
         "_response_bytes",
         "_responses",
+        "_taken",
         "_texts",
         "_version",
         "admission",
@@ -88,6 +103,10 @@ class Recorded:
         self._digest = hashlib.sha256()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
+        tensors = admission.verdict.audit.tensors
+        self._messages: list[bytes] | None = [] if tensors is not None and tensors.outputs else None
+        self._message_bytes = 0  # of those that were not taken yet
+        self._taken = (0, 0)  # messages, and their bytes
         self._flushed_ns = at.mono_ns
         self._first_ns: int | None = None
         self._responses = 0
@@ -112,6 +131,9 @@ class Recorded:
         if facts.output_tokens is not None:
             # Counts are sent with every response or with none.
             self._counted, self._exact_out = min(self._counted + facts.output_tokens, TOKENS_MAX), True
+        if self._messages is not None and not facts.empty:
+            self._messages.append(facts.message)
+            self._message_bytes += len(facts.message)
         for text in facts.texts:
             if text:
                 self._texts += 1
@@ -127,14 +149,20 @@ class Recorded:
 
     def lag(self, at: Instant) -> bool:
         """Whether the journal would fall too far behind if nothing were written now."""
-        if not self._pending:
+        if not self._pending and not self._messages:
             return False
-        return self._pending_bytes >= OUTPUT_LAG_BYTES or at.mono_ns - self._flushed_ns >= OUTPUT_LAG_NS
+        nbytes = self._pending_bytes + self._message_bytes
+        return nbytes >= OUTPUT_LAG_BYTES or at.mono_ns - self._flushed_ns >= OUTPUT_LAG_NS
 
     def take(self, at: Instant) -> Output:
         """The output not journaled yet; it counts as journaled from now on."""
         output = Output(self.delivered_bytes - self._pending_bytes, tuple(self._pending))
         self._pending, self._pending_bytes, self._flushed_ns = [], 0, at.mono_ns
+        if self._messages:
+            first, before = self._taken
+            output = replace(output, messages=tuple(self._messages), first=first, before=before)
+            self._taken = first + len(self._messages), before + self._message_bytes
+            self._messages, self._message_bytes = [], 0
         return output
 
     def put_back(self, output: Output) -> None:
@@ -143,6 +171,10 @@ class Recorded:
         if self._pending_bytes + nbytes <= UNWRITTEN_BYTES:
             self._pending[:0] = output.texts
             self._pending_bytes += nbytes
+        if self._messages is not None and output.fits:
+            self._messages[:0] = output.messages
+            self._message_bytes += sum(map(len, output.messages))
+            self._taken = output.first, output.before
 
     def without_content(self) -> Recorded:
         """A copy for the ending's entry alone: it holds neither the request nor anything read from it."""

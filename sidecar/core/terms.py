@@ -29,6 +29,7 @@ __all__ = [
     "Redaction",
     "RequestRate",
     "Share",
+    "TensorRule",
 ]
 
 
@@ -205,6 +206,18 @@ class Redaction(Struct, frozen=True, array_like=True, gc=False):
     regions: tuple[str, ...] = ()
 
 
+class TensorRule(Struct, frozen=True, gc=False):
+    """Of which calls tensors' bytes are kept, outside the database: ``nbytes`` of a call's request, and of its answers.
+
+    ``models``: globs.
+    """
+
+    nbytes: int
+    inputs: bool = True
+    outputs: bool = True
+    models: tuple[str, ...] = ("*",)
+
+
 class AuditRule(Struct, frozen=True, gc=False):
     """How a tenant's calls are recorded; ``retention_days`` None is "kept until a bundle says otherwise".
 
@@ -221,3 +234,4 @@ class AuditRule(Struct, frozen=True, gc=False):
     two_people: bool = False  # an erasure needs a second person's word
     on_pressure: OnPressure = OnPressure.REFUSE
     copies: tuple[str, ...] | None = None
+    tensors: TensorRule | None = None  # None: no tensor's bytes

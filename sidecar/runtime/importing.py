@@ -33,7 +33,7 @@ from sidecar.runtime import clock
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.masterkeys import keys_of
 from sidecar.runtime.settings import Settings
-from sidecar.runtime.shipping import JournalSource, alone, content_root, load_sealer
+from sidecar.runtime.shipping import JournalSource, alone, content_root, load_sealer, tensor_store
 
 __all__ = ["ALIVE_S", "ImportFaultError", "Imported", "import_journal"]
 
@@ -148,6 +148,7 @@ def _shipper(
         monotonic=time.monotonic,
         chance=random.random,
         cut_off=lambda call: cut_off(call, clock.now()),
+        objects=tensor_store(settings),
         closes=lambda: _dead(engine, found.journal, book.log),
     )
     return engine, Shipper(parts, stop, Bounds(keep=settings.audit.journal.keep)), book.log

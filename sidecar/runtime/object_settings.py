@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from audit.objects import LocalObjects, ObjectStore, StoreAt
-from policies.units import Duration
+from policies.units import Duration, Size
 from sidecar.runtime.copy_settings import S3Section
 
-__all__ = ["ObjectsSection", "objects_at", "place_of_objects"]
+__all__ = ["ObjectsSection", "TensorStoreSection", "objects_at", "place_of_objects"]
 
 
 class ObjectsSection(BaseModel):
@@ -28,6 +28,16 @@ class ObjectsSection(BaseModel):
         if (self.directory is None) == (self.s3 is None):
             raise ValueError("write either directory or s3: where the objects go")
         return self
+
+
+class TensorStoreSection(ObjectsSection):
+    """Where the bytes of tensors go that a tenant keeps; in the jurisdiction of the database beside it.
+
+    ``waiting``: how much may wait for it on the sidecar's own disk before no further record is read.
+    """
+
+    jurisdiction: str = Field(min_length=1)
+    waiting: Size = 2 * 2**30
 
 
 def place_of_objects(section: ObjectsSection) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from policies.validating import validate
 from policies.yamlfile import Problem
 from sidecar.runtime.copy_settings import CopySection
 from sidecar.runtime.key_settings import MasterKeysSection, https_url
-from sidecar.runtime.object_settings import ObjectsSection, place_of_objects
+from sidecar.runtime.object_settings import ObjectsSection, TensorStoreSection, place_of_objects
 
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
@@ -305,6 +305,7 @@ class FurtherDatabaseSection(_Section):
     keys: MasterKeysSection = MasterKeysSection()
     anchor: AnchorSection | None = None
     copies: Copies = Field({}, alias="copy", max_length=STORES)  # of its journal: as audit.journal.copy is the pod's
+    objects: TensorStoreSection | None = None
 
     @model_validator(mode="after")
     def _some(self) -> Self:
@@ -320,6 +321,7 @@ class AuditSection(_Section):
     database: DatabaseSection
     keys: MasterKeysSection = MasterKeysSection()  # of ``database``
     anchor: AnchorSection | None = None  # of ``database``
+    objects: TensorStoreSection | None = None  # of ``database``; None: no tensor's bytes are kept
     databases: dict[Name, FurtherDatabaseSection] = Field({}, max_length=FURTHER_DATABASES)  # by jurisdiction
 
     @property
@@ -357,6 +359,7 @@ class AuditSection(_Section):
             "database": database, "keys": found.keys, "anchor": found.anchor, "databases": {},
             "journal": self.journal.model_copy(update=shared),
         }  # fmt: skip
+        own["objects"] = found.objects
         return self.model_copy(update=own)
 
     @model_validator(mode="after")
@@ -367,6 +370,10 @@ class AuditSection(_Section):
             raise ValueError(f"databases.{own}: that is the jurisdiction of database; write it there alone")
         taken: dict[tuple[str, ...], str] = {}
         for name in self.jurisdictions:
+            objects = self.of(name).objects
+            if objects is not None and objects.jurisdiction != name:
+                words = f"{objects.jurisdiction}, but what it is given is of {name}, which nothing of it leaves"
+                raise ValueError(f"{'' if name == own else f'databases.{name}.'}objects.jurisdiction: {words}")
             for what, parts in _own_parts(self.of(name)).items():
                 other = taken.setdefault((what, *parts), name)
                 if other != name:
@@ -395,6 +402,8 @@ def _own_parts(section: AuditSection) -> dict[str, tuple[str, ...]]:
         found[f"keys.{keys.cloud_name}"] = (keys.cloud.key,)
     if anchor is not None and anchor.file is not None:
         found["anchor.file"] = (str(anchor.file),)
+    if section.objects is not None:
+        found["objects"] = place_of_objects(section.objects)
     if anchor is not None and anchor.objects is not None:
         found["anchor.objects"] = place_of_objects(anchor.objects)
     return found

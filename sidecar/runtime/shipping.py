@@ -36,6 +36,7 @@ from audit.segments import FaultKind, SegmentInfo
 from audit.ship import Bounds, Item, Parts, Shipper, Status
 from audit.spool import write_whole
 from audit.tlog import parse_verifier
+from audit.uploading import UploadTo
 from audit.vault import Vault
 from audit.witness import Witness
 from sidecar.core.model import Secret
@@ -61,6 +62,7 @@ __all__ = [
     "keys_of",
     "load_sealer",
     "ship",
+    "tensor_store",
     "witnesses_of",
 ]
 
@@ -197,6 +199,12 @@ def anchor_store(settings: Settings) -> StoreAt | None:
     return None if section is None or section.objects is None else objects_at(section.objects, "audit.anchor.objects")
 
 
+def tensor_store(settings: Settings) -> UploadTo | None:
+    """Where tensors' bytes are kept; None: nowhere."""
+    section = settings.audit.objects
+    return None if section is None else UploadTo(objects_at(section, "audit.objects"), section.waiting)
+
+
 def _logs(settings: Settings, directory: Path) -> tuple[LogBook, Fleet]:
     root = content_root(settings)
     if isinstance(root, KeyFault):
@@ -293,6 +301,7 @@ class Shipment:
             monotonic=time.monotonic,
             chance=random.random,
             ended=None if self._pump is None else _spans_to(self._pump),
+            objects=tensor_store(settings),
             own=self._whole.audit.database.jurisdiction,
             copied_to=_copied_to(settings),
         )
@@ -469,4 +478,8 @@ def _of(status: Status) -> dict[str, object]:
         "retained_at": status.upkeep.retained_at if status.upkeep else None,
         "anchor_trouble": status.anchor_trouble,
         "witness_trouble": status.witness_trouble,
+        "objects_trouble": status.objects_trouble,
+        "objects_oldest": status.objects_oldest,
+        "objects_bytes": status.objects_bytes,
+        "objects_stored": status.objects_stored,
     }

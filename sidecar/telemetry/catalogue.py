@@ -136,7 +136,7 @@ _DURATION: Final = tuple(round(0.01 * 2**step, 2) for step in range(14))  # 10 m
 _FIRST_TOKEN: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _PER_TOKEN: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 # Local SSD: 0.1–5 ms; network volumes: tens of ms; what takes a second is ill, however long it takes.
-_FSYNC: Final = (0.001, 0.01, 0.1, 1.0)
+_FSYNC: Final = (0.01, 0.1, 1.0)
 
 # Calls of the data plane end in one of these; ``aborted`` is written by `warden ship` after a crash.
 _OUTCOMES: Final = tuple(kind.value for kind in OutcomeKind if kind is not OutcomeKind.ABORTED)
@@ -322,6 +322,12 @@ _AUDIT: Final = (
         "warden_ship_anchored",
         "1 while anchor and witnesses take the fleet's heads.",
         _OF_DATABASE,
+    ),
+    _gauge(
+        "warden_ship_objects_lag_seconds",
+        "How long the oldest tensors' bytes wait for their object store; absent where none is configured.",
+        _OF_DATABASE,
+        "seconds",
     ),
     _counter(
         "warden_poisoned_records_total",

@@ -20,7 +20,7 @@ _SIZE_BOUND: Final = 64 * 1024  # bytes; the report is a few hundred a database
 class DatabaseReport(msgspec.Struct, frozen=True):
     """Of one database. Times are in seconds since the UNIX epoch: ``oldest_unshipped_at`` is None where nothing waits,
     ``room_until`` and ``retained_at`` (audit.upkeep) where the database was not asked yet. A trouble is "" where there
-    is none, and None where nothing of the kind is configured.
+    is none, and None where nothing of the kind is configured; ``objects_oldest``: since when tensors' bytes wait.
     """
 
     shipped_sequence: int = 0
@@ -36,6 +36,8 @@ class DatabaseReport(msgspec.Struct, frozen=True):
     retained_at: float | None = None
     anchor_trouble: str | None = None
     witness_trouble: str | None = None
+    objects_trouble: str | None = None
+    objects_oldest: float | None = None
 
 
 class ShipReport(msgspec.Struct, frozen=True):
@@ -73,6 +75,11 @@ class ShipFile:
 
     def retained_seconds(self, report: DatabaseReport) -> float | None:
         return None if report.retained_at is None else max(0.0, self.now() - report.retained_at)
+
+    def objects_seconds(self, report: DatabaseReport) -> float | None:
+        if report.objects_trouble is None:
+            return None
+        return 0.0 if report.objects_oldest is None else max(0.0, self.now() - report.objects_oldest)
 
     def lag_seconds(self, report: DatabaseReport) -> float:
         oldest = report.oldest_unshipped_at
@@ -118,6 +125,7 @@ def watch_ship(instruments: PrometheusInstruments, ship: ShipFile, jurisdictions
     of_each("warden_ship_partition_room_seconds", ship.room_seconds)
     of_each("warden_ship_retained_age_seconds", ship.retained_seconds)
     of_each("warden_ship_anchored", _anchored)
+    of_each("warden_ship_objects_lag_seconds", ship.objects_seconds)
     of_each("warden_ship_lag_records", lambda report: report.lag_records)
     of_each("warden_ship_lag_seconds", ship.lag_seconds)
     count("warden_shipped_records_total", lambda report: report.rows)

@@ -66,6 +66,8 @@ def write_bundle(directory: Path) -> Path:
     _tenant(bundle, "neighbour", models=["gossip", "echo", "ghost"])
     for name, residency in ELSEWHERE.items():
         _tenant(bundle, name, models=["*"], residency=residency)
+    kept = {"level": "full", "retention": "30d", "tensors": {"keep": "64KiB"}}
+    _tenant(bundle, "keeps-tensors", models=["*"], audit=kept)
     for name, classes in CLASSED.items():
         both = {kept: ["EU", "US"] for kept in ("processing", "storage", "telemetry")}
         _tenant(bundle, name, models=["*"], residency={**both, "classes": classes})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from audit.copies import segments_of
@@ -57,6 +57,10 @@ class MemoryObjects:
         for name in sorted(self.kept):
             if not prefix or name.startswith(f"{prefix}/"):
                 yield Stored(name, len(self.kept[name]), self.at)
+
+    def folders(self, prefix: str) -> Sequence[str]:
+        inner = [each.name[len(prefix) + 1 :] for each in self.list(prefix)]
+        return sorted({name.partition("/")[0] for name in inner if "/" in name})
 
     def delete(self, name: str) -> None:
         if self.fail is not None:

@@ -31,6 +31,7 @@ from audit.record import Admitted, CallFacts, Content, Entry, Event, Output, Ref
 from audit.seal import load_root_key
 from audit.ship import Bounds, Item, Parts, Shipper
 from audit.tlog import Signer
+from audit.uploading import UploadTo
 from audit.vault import Vault
 from audit.witness import Witness
 from sidecar.core.model import Secret
@@ -178,6 +179,7 @@ def shipper(
     sidecar: str = "pod-1",
     region: str = "eu-west-1",
     objects: ObjectStore | None = None,
+    tensors: UploadTo | None = None,
 ) -> Shipper:
     """A shipper on real parts but for its source; small bounds, so that tests are quick."""
     sealer = ContentSealer(ROOT)
@@ -197,6 +199,7 @@ def shipper(
         monotonic=time.monotonic,
         chance=random.Random(seed).random,
         ended=ended,
+        objects=tensors,
         fleet=Fleet(
             directory / "fleet",
             jurisdiction,

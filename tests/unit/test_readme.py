@@ -19,6 +19,7 @@ from policies.document import AuditDoc, GuardDoc, ModelsDoc, PlansDoc, Residency
 from sidecar.cli.main import build
 from sidecar.core.reasons import Reason
 from sidecar.runtime.copy_settings import CopySection
+from sidecar.runtime.object_settings import TensorStoreSection
 from sidecar.runtime.settings import (
     AnchorSection,
     AuditSection,
@@ -59,9 +60,10 @@ def test_an_example_is_accepted(block: str) -> None:
     }
     whole = "key_file" in document.get("audit", {}).get("journal", {})
     copies: Any = JournalSection if whole else dict[Literal["copy"], dict[str, CopySection]]
-    for name, section in {"keys": MasterKeysSection, "anchor": AnchorSection, "journal": copies}.items():
+    own = {"keys": MasterKeysSection, "anchor": AnchorSection, "journal": copies, "objects": TensorStoreSection}
+    for name, section in own.items():
         if name in document.get("audit", {}):  # the sidecar's
-            known["audit"] = dict[Literal["keys", "anchor", "journal"], section]
+            known["audit"] = dict[Literal["keys", "anchor", "journal", "objects"], section]
     if "databases" in document.get("audit", {}):
         known["audit"] = AuditSection
         document["audit"]["journal"] = {"directory": "journal", "key_file": "keys/journal.key"}

@@ -37,7 +37,8 @@ def sidecar(
 ) -> Iterator[Sidecar]:
     """The session's sidecar on one wire. Tests leave it as they found it: idle."""
     parts = Parts(otlp, triton.running.addresses, postgres.create_database())
-    sidecar = launch(tmp_path_factory.mktemp(wire), wire, parts, bundle)
+    objects = {"directory": str(tmp_path_factory.mktemp(f"{wire}-objects")), "jurisdiction": "EU"}
+    sidecar = launch(tmp_path_factory.mktemp(wire), wire, parts, bundle, overrides={"audit": {"objects": objects}})
     yield sidecar
     sidecar.close()
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from policies.document import TenantDoc
 from policies.tenant import Tenant, compile_tenant
-from sidecar.core.model import Durability, OnPressure
+from sidecar.core.model import Durability, OnPressure, TensorRule
 
 
 def tenant(**audit: Any) -> Tenant:
@@ -45,7 +45,7 @@ def test_the_strictest_word_of_each_class_counts(
     own: str | None, classes: tuple[str, ...], durability: Durability | None, on_pressure: OnPressure
 ) -> None:
     more = {} if own is None else {"durability": own}
-    rule = tenant(classes=CLASSES, **more).audit_of(classes)
+    rule = tenant(classes=CLASSES, **more).audit_of(classes, "chat")
     assert (rule.durability, rule.on_pressure, rule.retention_days) == (durability, on_pressure, 30)
 
 
@@ -71,7 +71,7 @@ def test_of_several_classes_one_that_asks_for_a_copy_counts(
         "plain": {"on_pressure": "shed"},
         "vault": {"copy": "vault-eu"},
     }
-    assert tenant(classes=words, **({} if own is None else {"copy": own})).audit_of(classes).copies == copy
+    assert tenant(classes=words, **({} if own is None else {"copy": own})).audit_of(classes, "chat").copies == copy
 
 
 def test_nobodys_content_is_shed_unless_its_document_says_so() -> None:
@@ -91,3 +91,47 @@ def test_nobodys_content_is_shed_unless_its_document_says_so() -> None:
 def test_a_word_that_means_nothing_is_an_error(audit: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         tenant(**audit)
+
+
+KEPT = {"keep": "4MiB", "models": ["vision*"]}
+
+
+@pytest.mark.parametrize(
+    ("classes", "model", "nbytes"),
+    [
+        ((), "vision-2", 4 * 2**20),
+        ((), "chat", None),
+        (("phi",), "vision-2", None),
+        (("logs",), "vision-2", 2**10),
+        (("plain",), "vision-2", 4 * 2**20),  # no class keeps more than its tenant
+        (("logs", "phi"), "vision-2", None),
+    ],
+)
+def test_tensors_are_kept_of_the_models_that_are_named_and_of_classes_the_least(
+    classes: tuple[str, ...], model: str, nbytes: int | None
+) -> None:
+    words = {"phi": {"tensors": "none"}, "logs": {"tensors": "1KiB"}, "plain": {"tensors": "16MiB"}}
+    kept = tenant(tensors=KEPT, classes=words).audit_of(classes, model).tensors
+    assert kept == (None if nbytes is None else TensorRule(nbytes, models=("vision*",)))
+    assert tenant(classes=words).audit_of(classes, model).tensors is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"tensors": {"keep": "17MiB"}},
+        {"tensors": {"keep": 0}},
+        {"tensors": {}},
+        {"tensors": {"keep": "1MiB", "of": []}},
+        {"tensors": {"keep": "1MiB", "of": ["prompts"]}},
+        {"tensors": {"keep": "1MiB"}, "level": "prompt"},
+        {"tensors": {"keep": "1MiB", "of": ["inputs"]}, "level": "metadata"},
+        {"classes": {"phi": {"tensors": "some"}}},
+    ],
+)
+def test_tensors_that_the_level_does_not_keep_or_nobody_could_are_errors(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        tenant(**wrong)
+    assert tenant(tensors={"keep": "1MiB", "of": ["inputs"]}, level="prompt").audit.tensors == TensorRule(
+        2**20, outputs=False
+    )

@@ -1,0 +1,305 @@
+"""Tensors' bytes: sealed into an object store behind their records, found again, and each thing amiss named."""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from audit import store
+from audit.evidence import FaultKind
+from audit.object_check import opened
+from audit.object_sweep import sweep
+from audit.objects import LocalObjects, ObjectStore, StoreAt
+from audit.opening import Opener
+from audit.payload import refs_of
+from audit.ship_parts import Bounds
+from audit.uploading import UploadTo
+from audit.verify import Options, Report, verify
+from sidecar.cli.evidence import app
+from tests.integration.audit.test_search import write_config
+from tests.integration.audit.test_verify import keys
+from tests.support.objects import MemoryObjects
+from tests.support.payloads import PACKED_WORDS, PIXELS, RAW, kept_call, request, response
+from tests.support.policy import DEMO_BUNDLE
+from tests.support.postgres import query
+from tests.support.s3 import S3Server
+from tests.support.store import FakeJournal, Shipping, completed, keys_in, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+class Desk:
+    """A sidecar with an object store, and an officer."""
+
+    def __init__(self, dsn: str, directory: Path, objects: ObjectStore) -> None:
+        self.dsn, self.directory, self.objects = dsn, directory, objects
+        self.journal = FakeJournal()
+
+    def shipping(self, **options: Any) -> Shipping:
+        to = UploadTo(StoreAt(self.objects.where, lambda: self.objects), options.pop("most_bytes", 2**30))
+        return Shipping(self.journal, self.dsn, self.directory, tensors=to, **options)
+
+    def ship(self, *calls: list[Any]) -> None:
+        """And all objects are there when the sidecar has ended."""
+        for call in calls:
+            self.journal.append(*call)
+        with self.shipping() as shipping:
+            status = shipping.shipper.status
+            wait_until(lambda: shipping.fault or status.rows >= len(calls))
+        assert (shipping.fault, status.objects_trouble, status.objects_bytes) == (None, "", 0)
+
+    def verify(self, later: timedelta = timedelta()) -> Report:
+        return verify(self.dsn, Options(keys, datetime.now(UTC) + later, objects=self.objects), jurisdiction="EU")
+
+    def rows(self) -> list[dict[str, Any]]:
+        engine = store.connect(self.dsn, application="warden-test")
+        try:
+            with engine.connect() as connection:
+                text = "SELECT * FROM warden.audit_calls WHERE payloads <> '{}' ORDER BY position"
+                return [dict(row) for row in connection.exec_driver_sql(text).mappings()]
+        finally:
+            engine.dispose()
+
+    def bodies(self, row: dict[str, Any]) -> dict[str, list[bytes | None]]:
+        """What an officer who may open it reads in the store, by side."""
+        opener, engine = Opener(keys_in(self.directory)), store.connect(self.dsn, application="warden-test")
+        try:
+            with engine.connect() as connection:
+                opener.load(connection, [row["data_key"]])
+        finally:
+            engine.dispose()
+        key = opener.record_key(row)
+        assert key is not None
+        found = {}
+        for ref in refs_of(row["payloads"]):
+            data = self.objects.get(ref.name)
+            assert data is not None
+            found[ref.side] = list(opened(data, ref, row["payloads"], key))
+        return found
+
+
+@pytest.fixture(params=["directory", "s3"])
+def desk(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Desk:
+    if request.param == "s3":
+        server: S3Server = request.getfixturevalue("s3")
+        return Desk(dsn, tmp_path, server.objects(tmp_path.name))
+    (tmp_path / "objects").mkdir()
+    return Desk(dsn, tmp_path, LocalObjects(tmp_path / "objects"))
+
+
+@pytest.fixture
+def memory(dsn: str, tmp_path: Path) -> Desk:
+    return Desk(dsn, tmp_path, MemoryObjects())
+
+
+def test_bytes_are_found_again_by_their_record_and_by_nobody_without_its_key(desk: Desk) -> None:
+    desk.ship(kept_call(response(1.5), response(2.5)), completed())
+    (row,) = desk.rows()
+    inputs, outputs = row["payloads"]["inputs"], row["payloads"]["outputs"]
+    assert [each[:5] for each in inputs["tensors"]] == [
+        [0, "boxes", "FP32", [2, 3], 24], [0, "pixels", "UINT8", [64], 64],
+    ]  # fmt: skip
+    assert [each[:5] for each in outputs["tensors"]] == [
+        [n, name, datatype, shape, nbytes]
+        for n in (0, 1)
+        for name, datatype, shape, nbytes in (("score", "FP64", [1], 8), ("label", "BYTES", [3], len(PACKED_WORDS)))
+    ]
+    found = desk.bodies(row)
+    assert found["inputs"] == [RAW, PIXELS]
+    assert found["outputs"][1::2] == [PACKED_WORDS, PACKED_WORDS]
+    everything = b"".join(desk.objects.get(each.name) or b"" for each in desk.objects.list())
+    assert RAW not in everything
+    assert b"acme" not in everything
+    report = desk.verify()
+    assert (report.faults, report.objects and report.objects.checked) == ([], 2)
+
+
+def test_each_thing_amiss_is_named_apart(desk: Desk) -> None:
+    desk.ship(*(kept_call(message=request(nbytes=64 + n)) for n in range(4)))
+    refs = [ref for row in desk.rows() for ref in refs_of(row["payloads"])]
+    inputs = [ref for ref in refs if ref.side == "inputs"]
+    desk.objects.delete(inputs[0].name)
+    data = desk.objects.get(inputs[1].name) or b""
+    desk.objects.put(inputs[1].name, data[:-1] + bytes([data[-1] ^ 1]))
+    desk.objects.put(inputs[2].name, desk.objects.get(inputs[3].name) or b"")
+    told = desk.verify()
+    assert (told.objects and told.objects.late) == 1
+    assert sorted(str(fault.kind) for fault in told.faults) == ["object_altered", "object_swapped"]
+    late = desk.verify(timedelta(hours=2))
+    kinds = {fault.kind: fault.call_id for fault in late.faults}
+    rows = desk.rows()
+    assert kinds == {
+        FaultKind.OBJECT_MISSING: rows[0]["call_id"],
+        FaultKind.OBJECT_ALTERED: rows[1]["call_id"],
+        FaultKind.OBJECT_SWAPPED: rows[2]["call_id"],
+    }
+
+
+def test_a_store_that_fails_hangs_or_lies_holds_up_no_record(memory: Desk) -> None:
+    objects = memory.objects
+    assert isinstance(objects, MemoryObjects)
+    objects.fail = OSError("away")
+    memory.journal.append(*kept_call(), *completed())
+    with memory.shipping() as shipping:
+        status = shipping.shipper.status
+        wait_until(lambda: shipping.fault or (status.rows == 2 and status.objects_trouble))
+        assert "away" in str(status.objects_trouble)
+        assert status.objects_oldest is not None
+        assert status.objects_bytes > 0
+        objects.fail, objects.lies = None, True
+        wait_until(lambda: shipping.fault or "reads back something else" in str(status.objects_trouble))
+        objects.lies, objects.hold = False, threading.Event()
+        objects.entered.clear()
+        assert objects.entered.wait(60)
+        memory.journal.append(*completed())
+        calls = "SELECT count(*) FROM warden.audit_calls"
+        wait_until(lambda: shipping.fault or query(memory.dsn, calls) == [(3,)])
+        objects.hold.set()
+        wait_until(lambda: shipping.fault or status.objects_bytes == 0)
+    assert (shipping.fault, status.objects_trouble) == (None, "")
+    assert memory.verify(timedelta(hours=2)).faults == []
+    # What the store had kept of its lies was replaced, and that is in the log.
+    assert query(memory.dsn, "SELECT count(*) > 0 FROM warden.audit_events WHERE kind = 'object_replaced'") == [(True,)]
+
+
+def test_what_waits_for_the_store_is_bounded_and_nothing_is_lost(memory: Desk) -> None:
+    objects = memory.objects
+    assert isinstance(objects, MemoryObjects)
+    objects.fail = OSError("away")
+    for _ in range(20):
+        memory.journal.append(*kept_call(message=request(nbytes=10_000)))
+    with memory.shipping(most_bytes=30_000, bounds=Bounds(
+        rows=2, rows_most=2, seconds=0.02, idle=0.005, cursor=0.05, read=4, checkpoint=0.02
+    )) as shipping:  # fmt: skip
+        status = shipping.shipper.status
+        wait_until(lambda: shipping.fault or status.objects_bytes >= 30_000)
+        wait_until(lambda: shipping.fault or status.signed_size == status.position)
+        assert status.rows < 20
+        assert memory.journal.waiting() > 0
+        objects.fail = None
+        wait_until(lambda: shipping.fault or (status.rows == 20 and status.objects_bytes == 0))
+    assert shipping.fault is None
+    report = memory.verify(timedelta(hours=2))
+    assert (report.faults, report.objects and report.objects.checked) == ([], 40)
+
+
+def test_a_sidecar_that_dies_before_the_store_has_them_brings_them_later_each_once(memory: Desk) -> None:
+    objects = memory.objects
+    assert isinstance(objects, MemoryObjects)
+    objects.fail = OSError("away")
+    memory.journal.append(*kept_call())
+    with memory.shipping() as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.objects_trouble)
+    assert objects.kept == {}
+    objects.fail = None
+    with memory.shipping() as shipping:
+        wait_until(lambda: shipping.fault or (len(objects.kept) == 2 and not shipping.shipper.status.objects_bytes))
+    (memory.directory / "log" / "objects.json").write_text("{")  # power took its end: all is looked at again
+    puts = len(objects.puts)
+    with memory.shipping() as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.objects_bytes == 0)
+    assert shipping.fault is None
+    assert len(objects.puts) == puts
+    assert memory.verify(timedelta(hours=2)).faults == []
+
+
+def test_what_lost_its_key_goes_from_the_store_and_nothing_else_does(desk: Desk) -> None:
+    desk.ship(kept_call(subject="ann"), kept_call(subject="bea"))
+    ann, bea = desk.rows()
+    query(desk.dsn, f"UPDATE warden.data_keys SET wrapped = NULL, destroyed_at = now() WHERE id = '{ann['data_key']}'")
+    stray = f"tensors/2020-01-01/{'0' * 32}/x-inputs"
+    desk.objects.put(stray, b"of a database long gone")
+    desk.objects.put("tensors/notes/mine", b"not ours")
+    engine = store.connect(desk.dsn, application="warden-test")
+    try:
+        with engine.connect() as connection:
+            swept = sweep(connection, desk.objects, datetime.now(UTC).date())
+            assert (swept.objects, swept.keys) == (3, 2)
+            assert sweep(connection, desk.objects, date(2026, 1, 1)).objects == 0
+    finally:
+        engine.dispose()
+    left = {each.name for each in desk.objects.list()}
+    assert left == {ref.name for ref in refs_of(bea["payloads"])} | {"tensors/notes/mine"}
+    report = desk.verify(timedelta(hours=2))
+    assert report.faults == []
+    assert report.objects is not None
+    assert (report.objects.checked, report.objects.erased) == (2, 2)
+
+
+def command(app: Any, *arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def office(dsn: str, tmp_path: Path) -> tuple[Desk, str]:
+    """A mounted directory, and the configuration that names it."""
+    (tmp_path / "objects").mkdir()
+    config = write_config(tmp_path, dsn)
+    config.write_text(config.read_text().replace("{bundle: bundle}", f"{{bundle: {DEMO_BUNDLE}}}"))
+    with config.open("a") as file:
+        file.write("  objects: {directory: objects, jurisdiction: EU}\n")
+        file.write("  keys: {directory: tenant-keys}\n")
+    return Desk(dsn, tmp_path, LocalObjects(tmp_path / "objects")), str(config)
+
+
+def test_show_tells_what_is_there_and_writes_it_with_a_reason_alone(office: tuple[Desk, str], tmp_path: Path) -> None:
+    desk, config = office
+    desk.ship(kept_call())
+    (row,) = desk.rows()
+    where = ("--config", config, row["call_id"], "--json")
+    told = json.loads(command(app, "show", *where).stdout)
+    assert {each["side"]: each["state"] for each in told["objects"]} == {"inputs": "there", "outputs": "there"}
+    out = ("--tensors", str(tmp_path / "out"))
+    assert command(app, "show", *where, *out).exit_code == 2
+    done = command(app, "show", *where, *out, "--reveal", "--reason", "asked")
+    assert done.exit_code == 0, done.output
+    listed = json.loads((tmp_path / "out/tensors.json").read_text())
+    assert [(each["name"], (tmp_path / "out" / each["file"]).read_bytes()) for each in listed[:2]] == [
+        ("boxes", RAW), ("pixels", PIXELS),
+    ]  # fmt: skip
+    seen = "SELECT detail FROM warden.audit_events WHERE kind = 'content_revealed'"
+    assert query(desk.dsn, seen)[0][0]["calls"] == [row["call_id"]]
+    desk.objects.delete(refs_of(row["payloads"])[0].name)
+    done = command(app, "show", *where, *out, "--reveal", "--reason", "asked")
+    assert (done.exit_code, "inputs: late" in done.output) == (1, True)
+    (tmp_path / "objects").rename(tmp_path / "away")
+    told = json.loads(command(app, "show", *where).stdout)
+    assert all(each["state"].startswith("not known: audit.objects: ") for each in told["objects"])
+    assert command(app, "verify", "--config", config, "--jobs", "1").exit_code == 3
+    assert command(app, "verify", "--config", config, "--jobs", "1", "--no-objects").exit_code == 0
+
+
+def test_an_erasures_certificate_counts_them_and_retention_deletes_them(office: tuple[Desk, str]) -> None:
+    desk, config = office
+    desk.ship(kept_call(subject="ann"), kept_call(subject="ann"), kept_call(subject="bea"))
+    asked = ("--tenant", "acme", "--subject", "ann", "--reason", "GDPR 17", "--config", config, "--json")
+    done = command(app, "erase", *asked)
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["objects"] == 4
+    ann = desk.rows()[0]
+    assert desk.objects.get(refs_of(ann["payloads"])[0].name)  # it lies there still, and nobody opens it
+    told = json.loads(command(app, "retain", "--config", config, "--json").stdout)
+    assert told["objects"] == 4
+    assert len(list(desk.objects.list())) == 2
+    (desk.directory / "objects").rename(desk.directory / "away")
+    done = command(app, "retain", "--config", config)
+    assert (done.exit_code, "still in the object store" in done.output) == (3, True)
+
+
+def test_a_sidecar_without_a_store_says_that_they_are_nowhere(dsn: str, tmp_path: Path) -> None:
+    journal = FakeJournal()
+    journal.append(*kept_call())
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 1)
+    ((payloads,),) = query(dsn, "SELECT payloads FROM warden.audit_calls")
+    told = payloads if isinstance(payloads, dict) else json.loads(payloads)
+    assert {side: (each["unkept"], "object" in each) for side, each in told.items()} == {
+        "inputs": ("nowhere", False), "outputs": ("nowhere", False),
+    }  # fmt: skip
+    assert all(len(tensor[5]) == 64 for tensor in told["inputs"]["tensors"])
