@@ -20,8 +20,8 @@ from audit.storing import lock_keys, name_of, wrap_name
 from audit.tables import audit_events, legal_holds
 
 __all__ = [
-    "PLACED", "RELEASED", "HeldError", "Hold", "Officer", "holds", "place_hold", "record_act", "refuse_held",
-    "release_hold",
+    "PLACED", "RELEASED", "HeldError", "Hold", "Officer", "held_tenants", "holds", "place_hold", "record_act",
+    "refuse_held", "release_hold",
 ]  # fmt: skip
 
 PLACED: Final = "hold_placed"
@@ -99,6 +99,13 @@ def holds(connection: sa.Connection, provider: KeyProvider, *, tenant: str | Non
     there = {(hold.id, hold.tenant) for hold in found}  # a row that names another tenant than its act is lost too
     found += [hold for hold in recorded.values() if (hold.id, hold.tenant) not in there]
     return sorted(found, key=lambda hold: (hold.placed_at, hold.id))
+
+
+def held_tenants(connection: sa.Connection) -> set[str]:
+    """Of whom a hold is in force, by its row or by its act; without a key, so that no fault of one hides a hold."""
+    recorded, c = _on_record(connection), legal_holds.c
+    query = sa.select(c.tenant).where(sa.or_(c.released_at.is_(None), c.id.in_(list(recorded)))).distinct()
+    return {hold.tenant for hold in recorded.values()}.union(connection.scalars(query))
 
 
 def _on_record(connection: sa.Connection) -> dict[str, Hold]:

@@ -16,17 +16,20 @@ from audit.drops import DROPPED, KEPT, RETENTION, believed, signed_detail
 from audit.erasing import Officer
 from audit.evidence import Head, covered, read_head
 from audit.fleet import FLEET
-from audit.keys import KeyMissingError
+from audit.holds import held_tenants
+from audit.keys import KeyFaultError, KeyMissingError
 from audit.opening import Opener
 from audit.rows import officer_row
 from audit.storing import lock_keys
 from audit.tables import audit_calls, audit_checkpoints, audit_events, data_keys, fleet_entries
 from audit.tlog import Signer, Verifier
-from audit.undone import redo
+from audit.undone import place_again, redo
 
 __all__ = ["BusyError", "RestoredError", "Retained", "retain"]
 
 RANGES: Final = 10_000  # of positions that one record of a drop may list; a day with more stays
+AWAY: Final = 10  # tenants in a row whose keys could not be reached; after them no other's are asked for
+TOLD: Final = 20  # faults of keys that are told in full; the rest are counted
 _STATEMENT_MS: Final = 300_000
 _Ranges = dict[str, list[list[int]]]  # by log, [first, last] of its positions
 SignerOf = Callable[[str], Signer]
@@ -74,9 +77,10 @@ def retain(
 
     ``copies``: how long copies outside the database live; a tenant's old master key is destroyed after that.
     ``signer_of``: the key of a log's name (``audit.logbook.log_signer``). ``anchor``: heads of the fleet's log that are
-    kept outside. A tenant whose master keys are lost holds up no other: KeyMissingError, and no word that it ran, at
-    the end. Raises KeyFaultError, SQLAlchemy's errors, BusyError where another run is at work, RestoredError where the
-    database has less than the anchor says, and MismatchError for a login that may not drop days.
+    kept outside. Keys that are lost or cannot be reached hold up no other tenant's and no day: all of it is told at the
+    end, as KeyMissingError or KeyFaultError, and then there is no word that it ran. Raises SQLAlchemy's errors,
+    BusyError where another run is at work, RestoredError where the database has less than the anchor says, and
+    MismatchError for a login that may not drop days.
     """
     run = _Run(opener, officer, signer_of)
     with _alone(engine):
@@ -85,23 +89,13 @@ def retain(
             _as_anchored(connection, signer_of(FLEET).verifier, anchor)
         with _transaction(engine) as connection:
             signed = _signed_size(connection, signer_of(FLEET).verifier)
-            run.done.erasures_again = redo(connection, opener, officer, copies, signed)
-        with _transaction(engine) as connection:
-            run.done.erasures_done = [each.id for each in erasing.finish(connection, opener.provider, officer)]
-        with _transaction(engine) as connection:
-            _retire(connection, opener, officer, copies)
-        missing: list[KeyMissingError] = []
-        for tenant in _expired_tenants(engine, officer.at.date()):
-            try:
-                with _transaction(engine) as connection:
-                    _end_keys(connection, opener, officer, tenant, run.done)
-            except KeyMissingError as fault:  # of that tenant: the others' keys end as they must
-                missing.append(fault)
+            place_again(connection, signed)
+        faults = _with_keys(engine, run, copies, signed)
         _drop_recorded(engine, run)
         with _transaction(engine) as connection:
             _record_drops(connection, run)
-        if missing:
-            raise missing[0]
+        if faults:
+            raise _joined(faults)
         with _transaction(engine) as connection:
             upkeep.note_retained(connection, officer.at)
     return run.done
@@ -142,6 +136,46 @@ def _transaction(engine: sa.Engine) -> Any:
 
 
 # --- keys ---------------------------------------------------------------------------------------------------------
+
+
+def _with_keys(engine: sa.Engine, run: _Run, copies: timedelta, signed: int) -> list[KeyFaultError]:
+    """What needs the master keys, each by itself; what their keeper did not do is returned. Days need none of them."""
+
+    def again(connection: sa.Connection) -> None:
+        run.done.erasures_again = redo(connection, run.opener, run.officer, copies, signed)
+
+    def close(connection: sa.Connection) -> None:
+        closed = erasing.finish(connection, run.opener.provider, run.officer)
+        run.done.erasures_done = [each.id for each in closed]
+
+    faults: list[KeyFaultError] = []
+    for step in (again, close, lambda connection: _retire(connection, run.opener, run.officer, copies)):
+        try:
+            with _transaction(engine) as connection:
+                step(connection)
+        except KeyFaultError as fault:
+            faults.append(fault)
+            break  # nothing closes before what a restored database forgot is done again
+    away = 0  # in a row: a keeper that answers nobody is not asked for thousands of tenants, each for seconds
+    for tenant in _expired_tenants(engine, run.officer.at.date()):
+        try:
+            with _transaction(engine) as connection:
+                _end_keys(connection, run.opener, run.officer, tenant, run.done)
+        except KeyFaultError as fault:  # of that tenant: the others' keys end as they must
+            faults.append(fault)
+            away = 0 if isinstance(fault, KeyMissingError) else away + 1
+            if away == AWAY:
+                break
+        else:
+            away = 0
+    return faults
+
+
+def _joined(faults: list[KeyFaultError]) -> KeyFaultError:
+    """All of them as one; KeyMissingError where keys are missing and nothing else is amiss."""
+    told = list(dict.fromkeys(map(str, faults)))
+    words = "; ".join(told[:TOLD]) + (f"; and {len(told) - TOLD} more" if len(told) > TOLD else "")
+    return (KeyMissingError if all(isinstance(each, KeyMissingError) for each in faults) else KeyFaultError)(words)
 
 
 def _retire(connection: sa.Connection, opener: Opener, officer: Officer, copies: timedelta) -> None:
@@ -185,7 +219,7 @@ def _end_keys(connection: sa.Connection, opener: Opener, officer: Officer, tenan
 
 def _record_drops(connection: sa.Connection, run: _Run) -> None:
     """Put on record which days go, with the positions of their records: the log must verify without them."""
-    held = {hold.tenant for hold in erasing.holds(connection, run.opener.provider)}
+    held = held_tenants(connection)
     known = _recorded(connection, run.signer_of, signed=False)
     for day in _days(connection):
         if day >= run.officer.at.date() - timedelta(days=1) or not _is_over(connection, day, run.officer.at):
@@ -271,7 +305,7 @@ def _stays(connection: sa.Connection, run: _Run, day: date, recorded: _Ranges) -
     table, p = f"warden.{store.partition_name(day)}", {"age": (run.officer.at.date() - day).days}
     tenants = set(connection.scalars(sa.text(f"SELECT DISTINCT tenant FROM {table}")))  # noqa: S608 — our name
     lock_keys(connection, sorted(tenants))
-    held = {hold.tenant for hold in erasing.holds(connection, run.opener.provider)} & tenants
+    held = held_tenants(connection) & tenants
     if held:
         run.done.held += sorted(held)
         return "a hold was placed"

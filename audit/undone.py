@@ -19,7 +19,7 @@ from audit.opening import Opener
 from audit.storing import lock_keys
 from audit.tables import audit_events, data_keys, erasures, fleet_entries, legal_holds
 
-__all__ = ["redo"]
+__all__ = ["place_again", "redo"]
 
 _OF_ERASURES: Final = ("erasure_requested", "subject_erased", "erasure_done")
 
@@ -35,7 +35,6 @@ class _Act:
 
 def redo(connection: sa.Connection, opener: Opener, officer: Officer, copies: timedelta, signed: int) -> list[str]:
     """The erasures that were done again. ``signed``: how many of the fleet's entries a head vouches for."""
-    _place_again(connection, signed)
     told: dict[str, dict[str, _Act]] = {}
     for act in _acts(connection, _OF_ERASURES, signed):
         told.setdefault(act.detail["erasure"], {})[act.kind] = act
@@ -66,7 +65,8 @@ def _acts(connection: sa.Connection, kinds: Iterable[str], signed: int) -> Itera
     return (_Act(*row) for row in connection.execute(query).all())
 
 
-def _place_again(connection: sa.Connection, signed: int) -> None:
+def place_again(connection: sa.Connection, signed: int) -> None:
+    """The rows of holds that were placed, not released and are not there. It needs no keys."""
     there = set(connection.scalars(sa.select(legal_holds.c.id)))
     placed: dict[str, _Act] = {}
     for act in _acts(connection, (PLACED, RELEASED), signed):

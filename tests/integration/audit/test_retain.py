@@ -16,8 +16,9 @@ import sqlalchemy as sa
 from audit import erasing, store
 from audit import retain as retaining
 from audit.erasing import Officer
+from audit.holds import held_tenants
 from audit.keyring import Keyring, held_in
-from audit.keys import KeyMissingError
+from audit.keys import KeyFaultError
 from audit.opening import Opener
 from audit.retain import Retained, retain
 from audit.roles import RoleKind
@@ -90,19 +91,72 @@ def test_what_came_late_is_put_on_record_before_it_goes(desk: Desk) -> None:
     assert check(desk.dsn, desk.directory / "anchor").faults == []
 
 
-def test_a_tenant_whose_master_keys_are_lost_keeps_no_other_from_ending(desk: Desk) -> None:
-    late = completed(NOW - timedelta(days=9), call_id="b1", tenant="birch", retention_days=5)
-    desk.journal.append(*late)
-    desk.ship(1)
-    shutil.rmtree(desk.directory / "tenant-keys" / "t-acme")
+def failing(desk: Desk) -> str:
+    """What a run says of the keys; it does all else."""
     engine = store.connect(desk.dsn, application="test")
     opener = Opener(Keyring(keys_in(desk.directory), held_in(engine)))
     officer = Officer("cli:ada", NOW, _ids, "retention")
-    with pytest.raises(KeyMissingError, match="'acme' lacks version 1"):
+    try:
         retain(engine, opener, officer, copies=timedelta(hours=24), signer_of=signer_of)
-    engine.dispose()
+    except KeyFaultError as fault:
+        return f"{type(fault).__name__}: {fault}"
+    finally:
+        engine.dispose()
+    raise AssertionError("it did all")
+
+
+def lose(desk: Desk, *tenants: str) -> None:
+    for tenant in tenants:
+        shutil.rmtree(desk.directory / "tenant-keys" / f"t-{tenant}")
+
+
+def test_tenants_whose_master_keys_are_lost_keep_no_other_from_ending_and_each_is_named(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for tenant in ("birch", "cobalt"):
+        desk.journal.append(*completed(NOW - timedelta(days=9), call_id=f"{tenant}1", tenant=tenant, retention_days=5))
+    desk.ship(2)
+    lose(desk, "acme", "cobalt")
+    said = failing(desk)
+    assert said.startswith("KeyMissingError: ")
+    assert [words in said for words in ("'acme' lacks version 1", "'cobalt' lacks version 1")] == [True, True]
     ended = "SELECT tenant FROM warden.data_keys WHERE wrapped IS NULL"
     assert query(desk.dsn, ended) == [("birch",)]
+    monkeypatch.setattr(retaining, "TOLD", 1)
+    assert failing(desk).endswith("; and 1 more")
+
+
+def test_days_go_while_the_master_keys_cannot_be_reached_but_those_of_a_tenant_that_is_held(desk: Desk) -> None:
+    late = completed(NOW - timedelta(days=9), call_id="b1", tenant="birch", retention_days=5, subject="someone")
+    desk.journal.append(*late)
+    desk.ship(1)
+    desk.act(lambda connection, opener: _hold(connection, opener, "birch", "someone"))
+    run(desk)
+    desk.ship(0)
+    before = query(desk.dsn, "SELECT value FROM warden.database_facts WHERE key = 'retained_at'")
+    tamper(desk.dsn, "UPDATE warden.legal_holds SET subject_wrapped = '\\x00'")  # an altered row holds all the same
+    keys = desk.directory / "tenant-keys"
+    keys.rename(desk.directory / "aside")
+    keys.write_text("no directory")
+    assert failing(desk).startswith("KeyFaultError: ")
+    assert days(desk) == {"b1", "m1", "m2", "n1"}
+    assert query(desk.dsn, "SELECT value FROM warden.database_facts WHERE key = 'retained_at'") == before
+
+
+def test_a_hold_whose_row_is_lost_holds_its_tenant_without_its_keys(desk: Desk) -> None:
+    desk.act(place, name="h1", subject="o1")
+    tamper(desk.dsn, "DELETE FROM warden.legal_holds")
+    assert desk.act(lambda connection, _: held_tenants(connection)) == {"acme"}
+    desk.act(place, name="h2")
+    tamper(desk.dsn, "UPDATE warden.legal_holds SET tenant = 'birch', released_at = now()")
+    assert desk.act(lambda connection, _: held_tenants(connection)) == {"acme", "birch"}
+    for name in ("h1", "h2"):
+        desk.act(lambda connection, _, name=name: erasing.release_hold(connection, Officer("cli:ada", NOW, _ids), name))
+    assert desk.act(lambda connection, _: held_tenants(connection)) == set()
+
+
+def _hold(connection: sa.Connection, opener: Opener, tenant: str, subject: str) -> None:
+    erasing.place_hold(connection, opener.provider, Officer("cli:ada", NOW, _ids, "court"), "h1", tenant, subject)
 
 
 def test_what_was_not_on_record_is_a_deletion(desk: Desk) -> None:
