@@ -17,7 +17,7 @@ from audit.holds import HeldError, Hold, Officer, holds, place_hold, record_act,
 from audit.keys import KeyProvider
 from audit.object_sweep import named_objects
 from audit.opening import Opener, key_row
-from audit.remains import WAIT, remains, unheard
+from audit.remains import WAIT, Exports, remains, unheard
 from audit.roles import RoleKind, is_of
 from audit.store import login_of
 from audit.storing import lock_keys, name_of, wrap_name
@@ -247,9 +247,9 @@ def finish(
         lock_keys(connection, [name], alone=True)
         below = max(row.renewed or provider.current(name) for row in due if row.tenant == name)
         retire(connection, provider, name, below)
-    closed = []
+    closed, exports = [], Exports(connection) if due else None
     for row in due:
-        left = remains(connection, row.erased_at, officer.at, tenant=row.tenant)
+        left = remains(connection, row.erased_at, officer.at, tenant=row.tenant, exports=exports)
         if left.waits:
             continue  # the database and its copies are closed already; what else there is, the certificate names
         done = sa.update(erasures).where(c.id == row.id, c.done_at.is_(None))

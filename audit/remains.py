@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from audit.recovery import DAMAGE_MARK
 from audit.segments import read_info, segments_in
 from audit.tables import audit_events, journal_cursors
 
-__all__ = ["WAIT", "Keeps", "Remains", "keeps_in", "remains", "tell", "unheard"]
+__all__ = ["WAIT", "Exports", "Keeps", "Remains", "keeps_in", "remains", "tell", "unheard"]
 
 WAIT: Final = timedelta(days=30)  # for a sidecar that was not heard of; GDPR 12(3) gives a month
 LISTED: Final = 100  # of each kind that a certificate names; the rest are counted
@@ -98,15 +99,21 @@ def _logs(connection: sa.Connection) -> Iterable[_Log]:
     return found.values()
 
 
-def remains(connection: sa.Connection, erased_at: datetime, at: datetime, *, tenant: str) -> Remains:
-    """Who may still read what was recorded before ``erased_at`` beside the database, as each sidecar said last."""
+def remains(
+    connection: sa.Connection, erased_at: datetime, at: datetime, *, tenant: str, exports: Exports | None = None
+) -> Remains:
+    """Who may still read what was recorded before ``erased_at`` beside the database, as each sidecar said last.
+
+    ``exports``: where they were read already, for several erasures.
+    """
     waits, excludes = [], []
     for log in _logs(connection):
         if (at - erased_at > WAIT and log.seen <= erased_at) or log.seen <= erased_at - WAIT:
             excludes.append({"what": "journal", "log": log.name, "why": f"not heard of since {log.seen.isoformat()}"})
             continue
         waits += [{"what": what, "log": log.name, "why": why} for what, why in _of(log, erased_at)]
-    return Remains(_listed(waits), _listed(excludes) + _exports(connection, erased_at, tenant))
+    known = exports or Exports(connection)
+    return Remains(_listed(waits), _listed(excludes) + known.before(erased_at, tenant))
 
 
 def _of(log: _Log, erased_at: datetime) -> Iterable[tuple[str, str]]:
@@ -128,19 +135,33 @@ def _of(log: _Log, erased_at: datetime) -> Iterable[tuple[str, str]]:
         yield "poison", f"{log.keeps.poisoned} records kept whole until somebody has removed them"
 
 
-def _exports(connection: sa.Connection, erased_at: datetime, tenant: str) -> list[dict[str, Any]]:
-    """What was written out with its content: nobody here knows where it is."""
-    c = audit_events.c
-    query = sa.select(c.id, c.at, c.detail).where(c.kind == "audit_export", c.log.is_(None), c.at <= erased_at)
-    found = [
-        {"what": "export", "event": event, "why": f"written out with its content at {when.isoformat()}"}
-        for event, when, detail in connection.execute(query.order_by(c.at.desc()))
-        if detail.get("reveal") and (detail.get("filter") or {}).get("tenant") in {None, tenant}
-    ]
-    return _listed(found)
+class Exports:
+    """What was written out with its content, as one transaction sees it: nobody here knows where it is."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        c = audit_events.c
+        query = sa.select(c.id, c.at, c.detail["filter"]["tenant"].as_string()).where(
+            c.kind == "audit_export", c.log.is_(None), c.detail.contains({"reveal": True})
+        )
+        self._of: dict[str | None, list[tuple[datetime, str]]] = {}  # by tenant, None: of all of them
+        for event, when, tenant in connection.execute(query.order_by(c.at, c.id)):
+            self._of.setdefault(tenant, []).append((when, event))
+
+    def before(self, erased_at: datetime, tenant: str) -> list[dict[str, Any]]:
+        """Those that may hold what is of ``tenant``, newest first, as a certificate lists them."""
+        told, count = list[tuple[datetime, str]](), 0
+        for each in (self._of.get(None, []), self._of.get(tenant, [])):
+            end = bisect_right(each, erased_at, key=lambda one: one[0])
+            told += each[max(0, end - LISTED) : end]
+            count += end
+        found = [
+            {"what": "export", "event": event, "why": f"written out with its content at {when.isoformat()}"}
+            for when, event in sorted(told, reverse=True)
+        ]
+        return _listed(found, count)
 
 
-def _listed(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if len(found) <= LISTED:
-        return found
-    return [*found[:LISTED], {"what": "more", "why": f"{len(found) - LISTED} more of the kind"}]
+def _listed(found: list[dict[str, Any]], count: int | None = None) -> list[dict[str, Any]]:
+    """``count``: how many there are, where not all of them were given."""
+    more = (len(found) if count is None else count) - LISTED
+    return found if more <= 0 else [*found[:LISTED], {"what": "more", "why": f"{more} more of the kind"}]

@@ -230,19 +230,24 @@ def test_a_certificate_waits_for_all_that_can_still_be_read_and_names_it(desk: D
     assert (done.state, done.depends_on, done.excludes) == ("done", [], [])
 
 
+def exported(desk: Desk, name: str, at: datetime, told: dict[str, Any]) -> None:
+    statement = "INSERT INTO warden.audit_events (id, at, kind, detail) VALUES (%s, %s, 'audit_export', %s)"
+    query(desk.dsn, statement, name, at, json.dumps(told))
+
+
 def test_a_certificate_names_what_it_cannot_speak_of(desk: Desk) -> None:
     with Unstored(desk, ("b2", "bob")):
         later = datetime.now(UTC)
-        told = json.dumps({"reveal": True, "filter": {"tenant": "acme"}})
-        query(
-            desk.dsn,
-            "INSERT INTO warden.audit_events (id, at, kind, detail) VALUES ('x1', %s, 'audit_export', %s)",
-            later,
-            told,
-        )
+        acme, late = {"tenant": "acme"}, later + timedelta(seconds=1)
+        exported(desk, "x1", later, {"reveal": True, "filter": acme})
+        exported(desk, "x2", later, {"reveal": True, "filter": {"tenant": "birch"}})
+        exported(desk, "x3", later, {"reveal": False, "filter": acme})
+        exported(desk, "x4", late, {"reveal": True, "filter": acme})
+        exported(desk, "x5", later, {"reveal": True, "filter": None})
         desk.erase("alice", officer(at=later))
         (done,) = desk.finish(later + erasing.WAIT + timedelta(seconds=1))
-    assert [one["what"] for one in done.excludes] == ["journal", "export"]
+    assert [one["what"] for one in done.excludes] == ["journal", "export", "export"]
+    assert [one["event"] for one in done.excludes[1:]] == ["x5", "x1"]
     assert done.excludes == desk.act(lambda connection, _: erasing.erasure(connection, "e1", later)).excludes
 
 
