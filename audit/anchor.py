@@ -121,17 +121,22 @@ class ObjectAnchor:
         return taken
 
     def offer(self, note: str, *, last: bool = False) -> None:
-        """Keep this head, where it is due; ``last``: in any case, within FINISH_S, for the sidecar ends."""
-        thread, size = self._thread, parse_checkpoint(parse_note(note).text).size
+        """Keep this head, where it is due; ``last``: in any case, within FINISH_S, for the sidecar ends.
+
+        One thread at a time: where the one before does not end within that, this head is not kept.
+        """
+        begun, thread, size = self._now(), self._thread, parse_checkpoint(parse_note(note).text).size
         if thread is not None and thread.is_alive():
             if not last:
                 return
             thread.join(FINISH_S)
+            if thread.is_alive():
+                return
         if last or self._due(size):
             self._thread = threading.Thread(target=self._run, args=(note, size), name="anchor", daemon=True)
             self._thread.start()
             if last:
-                self._thread.join(FINISH_S)
+                self._thread.join(max(0.0, begun + FINISH_S - self._now()))
 
     def _due(self, size: int) -> bool:
         at, failure = self._now(), self._failure

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from audit import anchor as anchor_module
 from audit.anchor import BACKOFF_S, EVERY_S, ObjectAnchor, anchored_in, head_name, size_of
 from audit.fleet import FLEET
 from audit.logbook import log_signer, origin_of
@@ -175,3 +176,20 @@ def test_a_store_that_hangs_holds_up_nobody(bench: Bench) -> None:
     assert bench.anchor._thread is not None
     bench.anchor._thread.join(10)
     assert bench.anchor.size == 3
+
+
+def test_a_store_that_hangs_at_the_end_is_given_no_second_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anchor_module, "FINISH_S", 0.05)
+    bench.store.hold = threading.Event()
+    bench.at += EVERY_S
+    bench.anchor.offer(note(3))
+    assert bench.store.entered.wait(10)
+    first = bench.anchor._thread
+    bench.anchor.offer(note(4), last=True)
+    assert bench.anchor._thread is first
+    bench.store.hold.set()
+    assert first is not None
+    first.join(10)
+    assert (bench.anchor.size, first.is_alive()) == (3, False)
+    bench.anchor.offer(note(4), last=True)
+    assert bench.anchor._thread is not first
