@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,8 @@ POD_TTL_MS: Final = LEASE_NS // 1_000_000  # a pod that says nothing for so long
 GRACE_MS: Final = 2_000  # within which every pod that is there has told what it holds
 PODS: Final = 100_000  # that share one Redis, at most: more than that it can't have counted
 UNUSABLE: Final = -1  # granted, of a key that holds no lease
-_NAMED: Final = 100  # such keys that are told of, at most
+_NAMED: Final = 4096  # such keys that are told of, at most
+_LOOK_S: Final = 5.0  # after which such a key that nobody asks for any more is looked at again
 _BATCH: Final = 256  # leases a script call, so that none holds Redis up
 _FAILURES: Final = 2  # in a row, until Redis counts as away
 _RETRY_S: Final = (0.4, 1.2)  # while it is away; at random within, so that pods don't come back all at once
@@ -295,6 +297,7 @@ class LeaseKeeper:
         self._retry_at = self._all_back_at = 0.0
         self._asked_at = float("-inf")
         self.fault = ""  # why Redis does not answer, "" while it does
+        self._broken: dict[str, tuple[Want, float]] = {}  # by those keys: what asks for nothing, and when it was asked
         self.unusable: frozenset[str] = frozenset()  # keys that hold something else: whose leases they are have nothing
         self.round_trips = 0
         self.on_room: Callable[[], None] = _nobody_waits  # called whenever a lease has grown
@@ -340,6 +343,8 @@ class LeaseKeeper:
         if quotas.away and (now < self._retry_at or not self._ask([], now)):
             return
         wants = quotas.wants()
+        if self._broken:
+            wants += self._again(wants, now)
         if not wants and self._failures == 0 and now - self._asked_at < ALIVE_S:
             return
         self._asked_at = now
@@ -348,12 +353,21 @@ class LeaseKeeper:
                 quotas.unanswered(wants[start + _BATCH :])
                 return
 
+    def _key(self, want: Want) -> str:
+        return f"{self._prefix}:{want.kind.value}:{want.whom}"
+
+    def _again(self, wants: list[Want], now: float) -> list[Want]:
+        """Of keys that held no lease when they were asked for last: whether they do by now."""
+        asked = set(map(self._key, wants))
+        due = (want for key, (want, at) in self._broken.items() if now - at >= _LOOK_S and key not in asked)
+        return list(itertools.islice(due, _BATCH))
+
     def _ask(self, wants: list[Want], now: float) -> bool:
         keys = [f"{self._prefix}:clock", f"{self._prefix}:pods"]
         arguments = [self._pod, str(POD_TTL_MS)]
         for want in wants:
             slots = want.kind is Quantity.CONCURRENCY
-            keys.append(f"{self._prefix}:{want.kind.value}:{want.whom}")
+            keys.append(self._key(want))
             arguments += ["c" if slots else "t", str(want.capacity), repr(want.per_second / 1000)]
             arguments += [str(want.units), str(want.owed), str(want.returns), str(want.shared)]
         try:
@@ -373,12 +387,21 @@ class LeaseKeeper:
                 self._quotas.spent(want)
             else:
                 self._quotas.granted(want, granted, wait_ms / 1000)
-            if (granted == UNUSABLE) != (key in self.unusable) and (granted != UNUSABLE or len(self.unusable) < _NAMED):
-                self.unusable = self.unusable ^ {key}
-                self._key_told(key, granted != UNUSABLE)
+            self._held(key, want, now, usable=granted != UNUSABLE)
         if wants:
             self.on_room()
         return True
+
+    def _held(self, key: str, want: Want, now: float, *, usable: bool) -> None:
+        """What that key was found to hold: a lease, or something else."""
+        known = key in self._broken
+        if usable:
+            self._broken.pop(key, None)
+        elif known or len(self._broken) < _NAMED:
+            self._broken[key] = replace(want, units=0, owed=0, returns=0, shared=0), now
+        if known != (key in self._broken):
+            self.unusable = frozenset(self._broken)
+            self._key_told(key, usable)
 
     def _away(self, wants: list[Want], now: float, fault: str) -> None:
         self._quotas.unanswered(wants)

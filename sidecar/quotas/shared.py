@@ -224,15 +224,15 @@ class SharedQuotas(LocalQuotas):
         found: list[Want] = []
         with self._guard:
             soon, later = self._agenda.begin()
-            for tenant in later:
-                if tenant in self._leases and self._leases[tenant].booked == self._agenda.round:
-                    self._leases[tenant].booked = 0
-        tenants = (*soon, *later)
-        for start in range(0, len(tenants), _TURN):
+        for some in _turns((*soon, *later)):
             with self._guard:
-                for tenant in tenants[start : start + _TURN]:
+                for tenant in some:
                     leases = self._leases.get(tenant)
-                    if leases is not None and leases.looked != self._agenda.round:
+                    if leases is None:
+                        continue
+                    if leases.booked == self._agenda.round:
+                        leases.booked = 0
+                    if leases.looked != self._agenda.round:
                         found += self._tenants_wants(tenant, leases)
         return found
 
@@ -332,13 +332,19 @@ class SharedQuotas(LocalQuotas):
         """Redis is away from now on."""
         with self._guard:
             self.away, self.returning = True, False
-            self._sharing = dict.fromkeys(self._leases)
+            tenants, self._sharing = tuple(self._leases), {}
+        for some in _turns(tenants):
+            with self._guard:
+                self._sharing.update(dict.fromkeys(some))
 
     def back(self) -> None:
         """It answers again; what is held is told it at once."""
         with self._guard:
             self.away, self.returning = False, self._fair
-            self._agenda.soon(*self._leases)
+            tenants = tuple(self._leases)
+        for some in _turns(tenants):
+            with self._guard:
+                self._agenda.soon(*some)
 
     def fair_share(self, seconds: float) -> None:
         """While Redis is away: what this pod may go on with, its part of the rate; told to Redis later as shared.
@@ -349,9 +355,9 @@ class SharedQuotas(LocalQuotas):
             return
         with self._guard:
             tenants = tuple(self._sharing)
-        for start in range(0, len(tenants), _TURN):
+        for some in _turns(tenants):
             with self._guard:
-                for tenant in tenants[start : start + _TURN]:
+                for tenant in some:
                     if not self._topped_up(tenant, seconds):
                         self._sharing.pop(tenant, None)
 
@@ -364,6 +370,11 @@ class SharedQuotas(LocalQuotas):
             more = more or lease.left < most
         self._touch(tenant)
         return more
+
+
+def _turns(tenants: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    """A few at a time: admissions wait for whoever holds the guard."""
+    return (tenants[start : start + _TURN] for start in range(0, len(tenants), _TURN))
 
 
 def _next_look(leases: _Leases) -> int:
