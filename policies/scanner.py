@@ -24,6 +24,7 @@ _TRIGGER: Final = re.compile(rb"[0-9@:\x80-\xff]")
 _TRIGGER_BEYOND: Final = re.compile("[\\d@:\uff20\uff1a]")
 _AROUND: Final = 50  # characters before an identifier that say whether it is one
 _REACH: Final = 256  # characters before a piece in which an identifier that ends in it begins, with what it needs
+_NO_UTF8: Final = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of it
 _PROBE: Final = "\x00 warden \x00"
 INSTRUCTIONS: Final = 200_000  # of RE2's, all patterns of one scanner together: a fraction of a second to load
 _SET_MEMORY: Final = 32 << 20  # bytes, which RE2 takes as it needs them
@@ -176,9 +177,10 @@ class Scanner:
         """The classes whose shape is in UTF-8 without what nobody sees, by their place among ours."""
         assert self._shapes is not None
         if not near.isascii():
-            if not self._shapes.Match(near):
+            text = _readable(near)
+            if not self._shapes.Match(text.encode()):
                 return []
-            near = identifiers.plain(near.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+            near = identifiers.plain(text).encode()
         found = self._plain.Match(near)
         return [place for place in found if place < len(self.classes)] if found else []
 
@@ -230,6 +232,14 @@ def _before(data: bytes, at: int) -> bytes:
     """So many bytes before ``at`` as a shape may have, not counting what nobody sees."""
     near = data[max(0, at - _WITNESS) : at]
     return identifiers.seen(data[:at])[-_WITNESS:] if identifiers.hides(near) else near
+
+
+def _readable(data: bytes) -> str:
+    """Each byte that is no UTF-8 as a character that is none of any kind: RE2 has no class that such a byte is in."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return _NO_UTF8.sub("\ufffd", data.decode("utf-8", "surrogateescape"))
 
 
 def _one_of(ends: Sequence[frozenset[int] | None]) -> re.Pattern[bytes] | None:

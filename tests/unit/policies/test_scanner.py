@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 import re2  # type: ignore[import-untyped]
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from audit import identifiers
@@ -145,6 +145,17 @@ def test_no_identifier_is_without_its_likely_shape(text: str) -> None:
         assert re2.search(LIKELY[kind].shape, identifiers.seen(text.encode())) is not None, kind
         near = re2.compile(LIKELY[kind].plain).finditer(plain)
         assert any(shape.end() <= found.end <= shape.end() + LIKELY[kind].reach for shape in near), kind
+
+
+@settings(max_examples=400, deadline=None)
+@given(raw)
+@example(b"\x80DE89 3704 0044 0532 0130 00")
+@example("gehütet ".encode() + b"\xe2\x80\x8b\x80DE89 3704 0044 0532 0130 00")
+def test_bytes_that_are_no_characters_hide_no_identifier(data: bytes) -> None:
+    """Whatever bytes stand around it, what a careful search finds in the text, a look finds in the bytes."""
+    text = identifiers.plain(data.decode("utf-8", "surrogateescape"))
+    there = {len(PATTERNS) + n for n, kind in enumerate(CLASSES) if any(identifiers.find(text, kind))}
+    assert {number for number in whole(data) if number >= len(PATTERNS)} == there
 
 
 @pytest.mark.parametrize("kind", CLASSES)
