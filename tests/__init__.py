@@ -1,6 +1,12 @@
-"""Tests: unit and property ones, those on real parts, and the long ones."""
+"""Tests. Properties are tried on the same examples in every run, so that a run says something of the change alone.
+
+``HYPOTHESIS_PROFILE=search`` draws other examples each time: that is how new faults are found.
+"""
+
+import os
 
 from hypothesis import settings
 
-settings.register_profile("shared", deadline=None)  # a machine that others use too keeps no time
-settings.load_profile("shared")
+settings.register_profile("same", deadline=None, derandomize=True)  # a machine that others use too keeps no time
+settings.register_profile("search", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
