@@ -437,10 +437,12 @@ def _digested(read: Callable[[], list[Described]]) -> list[Digested]:
 
 
 def _may_keep(refused: Refused) -> bool:
-    """Whether a refused call's content may be kept: never of an unknown caller, nor where it may not be stored."""
+    """Whether a refused call's content may be kept: never of an unknown caller, nor where it may not be stored, or
+    could not be.
+    """
     reason = refused.denial.reason
     known = refused.principal is not None and REASONS[reason].code is not Code.UNAUTHENTICATED
-    return known and not reason.startswith("RESIDENCY_")
+    return known and not reason.startswith("RESIDENCY_") and reason is not Reason.AUDIT_UNAVAILABLE
 
 
 def _answering(verdict: Verdict | None) -> str:

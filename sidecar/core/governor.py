@@ -127,7 +127,10 @@ class Governor(Deciding):
                     Head(admission.verdict.profile.name, admission.facts.version),
                     admission.verdict,
                     admission.facts,
+                    store=admission.verdict.store,
                 )
+                # A tenant over its share, or a full journal: the recorder counts it, and tells the count when it can.
+                self._ports.recorder.refused(refused, at)
                 self._ports.instruments.refused(refused, enforced=True)
                 return refused
         with self._lock:

@@ -203,6 +203,7 @@ def test_a_refusals_content_is_kept_only_where_it_may_be(tmp_path: Path, reason:
     assert (entry.reason, entry.status) == (reason.value, REASONS[reason].code)
     assert (entry.detail, entry.internal) == ("why", "more")
     never = reason.startswith("RESIDENCY_") or REASONS[reason].code is Code.UNAUTHENTICATED
+    never = never or reason is Reason.AUDIT_UNAVAILABLE
     assert (entry.call.prompt.parts is None) is never
 
 
@@ -724,3 +725,28 @@ def test_refusals_that_are_only_counted_are_told_to_their_tenants_database(tmp_p
     real.fold(END, last=True)
     told = [(entry.store, entry.detail["count"]) for entry in kept(tmp_path) if isinstance(entry, record.Event)]
     assert told == [("US", 2), ("EU", 1)]
+
+
+def test_one_tenants_large_prompts_fill_its_own_share_and_its_refusals_are_counted(tmp_path: Path) -> None:
+    """The others go on all the while; of the refused calls one event tells how many there were."""
+    bounds = replace_bounds(max_bytes=8 * 2**20, min_free=2**16, segment_bytes=2**20)
+    journal, fakes = open_journal(tmp_path, bounds=bounds), FakePorts()
+    real = recorder(journal)
+    governor = Governor(Ports(fakes, fakes, fakes, fakes, real, FakeInstruments()))
+    large = replace(FACTS, prompts=(bytes(10 * 2**20),))
+    told = []
+    for number in range(20):
+        for tenant, facts in (("flood", large), ("modest", FACTS)):
+            call = replace_id(admission(facts=facts), f"{tenant}-{number}")
+            held = fakes.reserve(tenant, "chat", Limits(), Demand(), AT, enforce=True)
+            assert isinstance(held, Reservation)
+            call = replace(call, principal=replace(call.principal, tenant=tenant), reservation=held)
+            told.append((tenant, governor.record(call, AT)))
+        journal.tick(float(number))
+    refused = [tenant for tenant, each in told if isinstance(each, Refused)]
+    assert set(refused) == {"flood"}
+    assert 10 < len(refused) < 18
+    assert journal.nbytes < 7 * 2**20
+    real.fold(AT, last=True)
+    counted = [each for each in kept(tmp_path) if isinstance(each, record.Event) and each.kind == "refusals_counted"]
+    assert [(each.detail["from"], each.detail["count"]) for each in counted] == [("tenant flood", len(refused))]
