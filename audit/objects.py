@@ -6,14 +6,16 @@ import itertools
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
-__all__ = ["OBJECT_BYTES", "LocalObjects", "ObjectStore", "StoreAt", "Stored", "check_name", "together"]
+__all__ = ["OBJECT_BYTES", "LocalObjects", "ObjectStore", "StoreAt", "Stored", "Together", "check_name"]
 
+_T = TypeVar("_T")
+_NONE: Final[Mapping[str, str]] = {}
 OBJECT_BYTES: Final = 64 * 2**20 + 2**16  # of one object; one journal entry at most, and its frame
 _PART: Final = ".part"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,7}")
@@ -205,36 +207,42 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def together(stores: Sequence[ObjectStore]) -> ObjectStore:
-    """Several stores that were given the same objects, read as one."""
-    return stores[0] if len(stores) == 1 else _Together(tuple(stores))
+class Together:
+    """Several stores that were given the same objects, read as one: what one lacks another may have.
 
+    One that can't answer is passed over from then on: ``away`` says why, by where it is or by name; what it holds is
+    not known then. Raises OSError where none answers.
+    """
 
-class _Together:
-    """What one lacks another may have. Raises OSError where any can't answer: what it holds is not known then."""
-
-    def __init__(self, stores: tuple[ObjectStore, ...]) -> None:
-        self._stores = stores
+    def __init__(self, stores: Sequence[ObjectStore], away: Mapping[str, str] = _NONE) -> None:
+        """``away``: further ones that could not even be opened."""
+        self._stores = tuple(stores)
+        self.away: dict[str, str] = {**away}
 
     @property
     def where(self) -> str:
         return ", ".join(store.where for store in self._stores)
 
+    @property
+    def silent(self) -> bool:
+        """Whether none of them answers."""
+        return all(store.where in self.away for store in self._stores)
+
     def put(self, name: str, data: bytes) -> None:
-        for store in self._stores:
-            store.put(name, data)
+        for _ in self._each(lambda store: store.put(name, data)):
+            pass
 
     def put_new(self, name: str, data: bytes) -> bool:
-        new = [store.put_new(name, data) for store in self._stores]
+        new = [*self._each(lambda store: store.put_new(name, data))]
         return all(new)
 
     def get(self, name: str) -> bytes | None:
-        return next((data for store in self._stores if (data := store.get(name)) is not None), None)
+        return next((data for data in self._each(lambda store: store.get(name)) if data is not None), None)
 
     def list(self, prefix: str = "") -> Iterator[Stored]:
         """Of one name, the largest: a part of it may have been written last."""
         found: dict[str, Stored] = {}
-        for each in itertools.chain.from_iterable(store.list(prefix) for store in self._stores):
+        for each in itertools.chain.from_iterable(self._each(lambda store: tuple(store.list(prefix)))):
             known = found.get(each.name)
             if known is None or (each.nbytes, each.at) > (known.nbytes, known.at):
                 found[each.name] = each
@@ -244,5 +252,19 @@ class _Together:
         return sorted({name for store in self._stores for name in store.folders(prefix)})
 
     def delete(self, name: str) -> None:
+        for _ in self._each(lambda store: store.delete(name)):
+            pass
+
+    def _each(self, ask: Callable[[ObjectStore], _T]) -> Iterator[_T]:
+        """What each of them answers that isn't away."""
         for store in self._stores:
-            store.delete(name)
+            if store.where in self.away:
+                continue
+            try:
+                answer = ask(store)
+            except OSError as fault:
+                self.away[store.where] = str(fault)
+                continue
+            yield answer
+        if self.silent:
+            raise OSError("; ".join(self.away.values()))

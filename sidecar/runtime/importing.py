@@ -19,13 +19,13 @@ from audit import store
 from audit.entries import cut_off
 from audit.fleet import Fleet
 from audit.logbook import LogBook
-from audit.objects import ObjectStore
+from audit.objects import Together
 from audit.poison import PoisonKeeper
 from audit.reassembly import CopiedJournal, reassemble
 from audit.rootkeys import Root
 from audit.seal import KeyFault
 from audit.segments import FaultKind, read_info, segments_in
-from audit.ship import Bounds, Parts, Shipper
+from audit.ship import Bounds, Item, Parts, Shipper
 from audit.tables import audit_logs, fleet_entries, journal_cursors
 from audit.vault import Vault
 from sidecar.core.model import Secret
@@ -58,24 +58,49 @@ class Imported:
     closed: tuple[str, ...]
     open: tuple[str, ...]
     faults: tuple[str, ...]
+    away: tuple[str, ...]  # stores that did not answer, and may hold more of it: it is not ended before they do
 
     def shape(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class _LostSource(JournalSource):
-    """A journal that nobody writes: what can't be read at its end will never be whole."""
+    """A journal that nobody writes: what can't be read at its end will never be whole.
+
+    ``partly``: a store that is away may hold more of it. It is set where what is here ends, or has a hole: what follows
+    is left, and calls under way are not cut off.
+    """
+
+    def __init__(self, directory: Path, root: Root, partly: threading.Event | None) -> None:
+        super().__init__(directory, root)
+        self._oldest = next((first for first, _ in segments_in(directory)), 0)
+        self._partly, self._due = partly, 0
+
+    def seek(self, sequence: int) -> None:
+        super().seek(sequence)
+        self._due = max(sequence, 0) or self._oldest  # what lies before it went with what is in the database
+
+    def read(self, limit: int) -> Sequence[Item]:
+        items = super().read(limit)
+        if self._partly is None:
+            return items
+        whole = [item for due, item in enumerate(items, self._due) if item.sequence == due]
+        self._due += len(whole)
+        if not items or len(whole) < len(items):
+            self._partly.set()
+        return whole
 
     def waiting(self) -> int:
-        return 0
+        return 0 if self._partly is None else 1
 
 
 def import_journal(
-    settings: Settings, objects: ObjectStore, found: CopiedJournal, work: Path, root: Root,
+    settings: Settings, objects: Together, found: CopiedJournal, work: Path, root: Root,
     *, patience_s: float, told: Callable[[str], None],
 ) -> Imported:  # fmt: skip
     """Reassemble ``found`` in ``work`` and store what the database lacks of it. Killed, it goes on where it was.
 
+    Where one of the stores is away, only what the others hold without a hole: no call is cut off, no log closed.
     ``patience_s``: how long the database may be away. Raises ImportFaultError, WrongJurisdictionError,
     AlreadyShippingError and OSError.
     """
@@ -91,7 +116,8 @@ def import_journal(
         )
         raise ImportFaultError(f"journal {found.journal}: {words}")
     stop = threading.Event()
-    engine, shipper, log = _shipper(settings, jurisdiction, found, work, root, stop)
+    away = tuple(objects.away)
+    engine, shipper, log = _shipper(settings, jurisdiction, found, work, root, stop, partly=bool(away))
     try:
         with alone(work, stop):
             _run(shipper, stop, patience_s, told)
@@ -103,7 +129,7 @@ def import_journal(
             path.unlink()
     return Imported(
         found.journal, found.beat.sidecar if found.beat is not None else "", jurisdiction, shipper.status.rows,
-        shipper.status.aborted, log, tuple(closed), tuple(left), tuple(fault.detail for fault in faults),
+        shipper.status.aborted, log, tuple(closed), tuple(left), tuple(fault.detail for fault in faults), away,
     )  # fmt: skip
 
 
@@ -118,8 +144,9 @@ def _for(work: Path) -> str:
 
 
 def _shipper(
-    whole: Settings, jurisdiction: str, found: CopiedJournal, work: Path, root: Root, stop: threading.Event
-) -> tuple[sa.Engine, Shipper, str]:
+    whole: Settings, jurisdiction: str, found: CopiedJournal, work: Path, root: Root, stop: threading.Event,
+    *, partly: bool,
+) -> tuple[sa.Engine, Shipper, str]:  # fmt: skip
     settings = whole.of(jurisdiction)
     key, sealer, dsn = content_root(settings), load_sealer(settings), sidecar_dsn(settings.audit.database)
     for each in (key, sealer, dsn):
@@ -132,7 +159,7 @@ def _shipper(
     engine = store.connect(dsn, application=f"warden-import-{sidecar}"[:63])
     book = LogBook(work / "log", sidecar, jurisdiction, key, secrets.token_bytes)
     parts = Parts(
-        source=_LostSource(work, root),
+        source=_LostSource(work, root, stop if partly else None),
         engine=engine,
         redaction_key=sealer.redaction_key,
         vault=Vault(keys_of(settings, engine), secrets.token_bytes),
@@ -147,7 +174,7 @@ def _shipper(
         now=lambda: datetime.now(UTC),
         monotonic=time.monotonic,
         chance=random.random,
-        cut_off=lambda call: cut_off(call, clock.now()),
+        cut_off=None if partly else lambda call: cut_off(call, clock.now()),
         objects=tensor_store(settings),
         closes=lambda: _dead(engine, found.journal, book.log),
     )

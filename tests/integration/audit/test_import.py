@@ -15,11 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 from audit.copying import CopyTo
-from audit.journal import Journal
+from audit.files import OsFiles
+from audit.journal import Journal, close_all
 from audit.objects import LocalObjects
 from audit.reassembly import journals_in
 from audit.record import Admitted, Entry, Output
@@ -27,11 +29,14 @@ from audit.segments import Origin
 from sidecar.cli.evidence import app as audit_app
 from sidecar.cli.journal import app as journal_app
 from sidecar.core.model import Secret
+from sidecar.runtime.journals import open_journals
+from sidecar.runtime.settings import load
 from tests.integration.audit.test_ship_process import SMALL, shipping, write, write_config
-from tests.support.postgres import query
+from tests.support.postgres import Server, prepare, query
 from tests.support.store import ROOT, completed, event, facts, refused, settled, wait_until
 
 pytestmark = pytest.mark.integration
+BOTH = ("EU", "US")
 
 
 class Pod:
@@ -94,6 +99,28 @@ class Pod:
 @pytest.fixture
 def pod(dsn: str, tmp_path: Path) -> Pod:
     return Pod(tmp_path, dsn)
+
+
+def calls_of(store: str, number: int) -> list[Entry]:
+    """Whole calls, whose records the database of ``store`` keeps."""
+    return [put_for(entry, store) for _ in range(number) for entry in completed()]
+
+
+def put_for(entry: Entry, store: str) -> Entry:
+    name = "" if store == "EU" else store
+    if isinstance(entry, Admitted):
+        return Admitted(msgspec.structs.replace(entry.call, store=name))
+    return msgspec.structs.replace(entry, store=name)
+
+
+@contextmanager
+def both_opened(config: Path) -> Iterator[dict[str, Journal]]:
+    journals = open_journals(load(config), Origin("pod-1", "eu-west-1", "EU"), OsFiles())
+    assert isinstance(journals, dict), journals
+    try:
+        yield {"EU": journals.get("EU") or journals[""], "US": journals["US"]}
+    finally:
+        assert close_all(journals.values()) == []
 
 
 def under_way() -> tuple[str, list[Entry]]:
@@ -235,6 +262,131 @@ def test_what_may_not_be_imported_is_passed_over_with_a_word(pod: Pod) -> None:
     assert pod.imported("--lost")[0]["state"] == "stored"
     assert pod.imported("--journal", "0" * 32, code=1) == []
     pod.imported("--from", str(pod.directory / "nowhere"), code=2)
+
+
+def test_a_store_that_is_away_is_named_and_nothing_is_cut_off_that_it_may_know_the_end_of(pod: Pod) -> None:
+    """What the other store holds without a hole is stored; the rest, and no call's end by guess, once both answer."""
+    other, text = pod.directory / "other", pod.config.read_text()
+    more = f"copy: {{other: {{directory: {other}, jurisdiction: EU, same_volume: true}}, "
+    pod.config.write_text(text.replace("copy: {", more, 1))
+    call = facts()
+    with pod.opened() as journal:
+        for entries in (completed(), completed(), [*completed(), Admitted(call)]):
+            write(journal, entries)
+            assert journal.copied().result(60) is None
+        shutil.copytree(pod.copies, other)
+        write(journal, [settled(call, b"the end"), *completed()])
+        assert journal.copied().result(60) is None
+    shutil.rmtree(pod.journal)
+    away = pod.copies.rename(pod.directory / "away")
+    told, named = pod.imported("--lost", code=1)
+    assert (told["state"], told["records"], told["aborted"], told["closed"]) == ("partial", 3, 0, [])
+    assert (named["state"], named["store"]) == ("away", "outside")
+    assert "No such file" in named["detail"]
+    assert pod.outcomes().keys() & {call.call_id} == set()
+    away.rename(pod.copies)
+    (whole,) = pod.imported("--lost")
+    assert (whole["state"], whole["records"], whole["aborted"]) == ("stored", 2, 0)
+    assert [*pod.outcomes().values()] == ["completed"] * 5
+    assert pod.verified()["ok"] is True
+
+
+def test_a_hole_that_a_store_that_is_away_may_fill_is_left_to_it(pod: Pod) -> None:
+    other, text = pod.directory / "other", pod.config.read_text()
+    more = f"copy: {{other: {{directory: {other}, jurisdiction: EU, same_volume: true}}, "
+    pod.config.write_text(text.replace("copy: {", more, 1))
+    with pod.opened() as journal:
+        for _ in range(3):
+            write(journal, completed())
+            assert journal.copied().result(60) is None
+    shutil.rmtree(pod.journal)
+    shutil.copytree(pod.copies, other)
+    sorted(path for path in other.rglob("*-*") if path.is_file())[1].unlink()
+    away = pod.copies.rename(pod.directory / "away")
+    told, _ = pod.imported(code=1)
+    assert (told["state"], told["records"]) == ("partial", 1)
+    away.rename(pod.copies)
+    assert pod.imported()[0]["records"] == 2
+    assert "journal_gap" not in pod.events()
+    for store in (pod.copies, other):
+        shutil.rmtree(store)
+    pod.imported(code=3)
+
+
+def two_databases(directory: Path, name: str, eu: str, us: str, copies: Path) -> Path:
+    """A configuration of a pod of that name; the stores are there for both databases."""
+    stores = {each: {"directory": str(copies / each), "jurisdiction": each, "same_volume": True} for each in BOTH}
+    for each in ("journal.key", "us/root.key"):
+        path = directory / each
+        path.parent.mkdir(exist_ok=True)
+        path.touch(mode=0o600)
+        path.write_bytes(ROOT if each == "journal.key" else b"u" * 32)
+    audit: dict[str, Any] = {
+        "journal": {"directory": "journal", "key_file": "journal.key", "copy": {"outside": stores["EU"]}},
+        "database": {"dsn": eu, "jurisdiction": "EU"},
+        "keys": {"directory": str(copies.parent / "keys/EU")},
+        "databases": {
+            "US": {
+                "dsn": us,
+                "key_file": "us/root.key",
+                "keys": {"directory": str(copies.parent / "keys/US")},
+                "copy": {"outside": stores["US"]},
+            },
+        },
+    }
+    path = directory / "warden.yaml"
+    sidecar = {"name": name, "region": "eu-west-1"}
+    path.write_text(json.dumps({"sidecar": sidecar, "policy": {"bundle": "bundle"}, "identity": {}, "audit": audit}))
+    return path
+
+
+def test_an_import_into_two_databases_is_killed_and_the_pod_comes_back_beside_the_next(
+    dsn: str, postgres: Server, tmp_path: Path
+) -> None:
+    """Each record once, in its database, wherever the import was killed and whoever of the two is first."""
+    databases = {"EU": dsn, "US": postgres.create_database()}
+    prepare(databases["US"], jurisdiction="US")
+    for each in ("pod", "elsewhere", "copies/EU", "copies/US"):
+        (tmp_path / each).mkdir(parents=True)
+    config = two_databases(tmp_path / "pod", "pod-1", *databases.values(), tmp_path / "copies")
+    elsewhere = two_databases(tmp_path / "elsewhere", "pod-2", *databases.values(), tmp_path / "copies")
+    command = [sys.executable, "-m", "sidecar.cli.main", "journal", "import", "--lost", "--config", str(elsewhere)]
+    expected: dict[str, set[str]] = {each: set() for each in BOTH}
+    cut = {each: [facts(store="" if each == "EU" else each) for _ in range(100)] for each in BOTH}
+
+    def stored(each: str) -> list[str]:
+        return [str(row[0]) for row in query(databases[each], "SELECT call_id FROM warden.audit_calls")]
+
+    def put_in(journals: dict[str, Journal], each: str, entries: list[Entry]) -> None:
+        write(journals[each], entries)
+        expected[each] |= {entry.call.call_id for entry in entries if isinstance(entry, Admitted)}
+
+    with both_opened(config) as journals:
+        for each, calls in cut.items():
+            put_in(journals, each, [*calls_of(each, 100), *map(Admitted, calls)])
+            assert journals[each].copied().result(60) is None
+    shutil.move(tmp_path / "pod/journal", tmp_path / "volume")
+
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    enough = secrets.randbelow(300)
+    wait_until(lambda: process.poll() is not None or sum(len(stored(each)) for each in BOTH) > enough)
+    process.kill()
+    process.wait(30)
+
+    shutil.move(tmp_path / "volume", tmp_path / "pod/journal")
+    with both_opened(config) as journals, shipping(config) as shipper:
+        for each, calls in cut.items():
+            ends = [put_for(settled(call, b"the end"), each) for call in calls]
+            put_in(journals, each, [*ends, *calls_of(each, 20)])
+        again = CliRunner().invoke(journal_app, ["import", "--lost", "--config", str(elsewhere)])
+        assert again.exit_code in (0, 1), again.output  # 1: a log that the pod writes is not closed
+        wait_until(lambda: all(set(stored(each)) == expected[each] for each in BOTH))
+        shipper.send_signal(signal.SIGTERM)
+        assert shipper.wait(30) == 0
+    for each in BOTH:
+        assert sorted(stored(each)) == sorted(expected[each])
+        sound = "SELECT count(*) FROM warden.audit_events WHERE kind IN ('journal_gap', 'journal_fault')"
+        assert query(databases[each], sound) == [(0,)]
 
 
 def test_copies_are_deleted_once_they_are_stored_and_old(pod: Pod) -> None:

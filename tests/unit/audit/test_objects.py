@@ -6,10 +6,11 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from audit.objects import LocalObjects
+from audit.objects import LocalObjects, Together
 from audit.s3 import S3Access, S3Objects
 
 
@@ -87,3 +88,49 @@ def test_credentials_that_others_may_read_and_a_ca_that_is_not_there_are_refused
     (tmp_path / "bad.pem").write_text("no certificate")
     with pytest.raises(ValueError, match=r"."):
         S3Objects(S3Access("bucket", credentials=path, ca_file=tmp_path / "bad.pem"))
+
+
+class _Silent:
+    """Raises whatever it is asked."""
+
+    where = "silent"
+
+    def _ask(self, *_: object) -> NoReturn:
+        self.asked += 1
+        raise OSError("silent: no answer")
+
+    put = put_new = get = list = delete = _ask
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+
+def test_of_several_stores_one_that_is_away_is_asked_once_and_named(tmp_path: Path) -> None:
+    silent, store = _Silent(), LocalObjects(tmp_path)
+    store.put("j/a", b"x")
+    both = Together([silent, store], {"third": "third: could not be opened"})
+    assert [each.name for each in both.list()] == ["j/a"]
+    assert (both.get("j/a"), both.get("j/b")) == (b"x", None)
+    assert (silent.asked, both.silent) == (1, False)
+    assert both.away == {"third": "third: could not be opened", "silent": "silent: no answer"}
+
+
+def test_what_one_store_lacks_another_gives(tmp_path: Path) -> None:
+    stores = [LocalObjects(tmp_path / name) for name in ("a", "b") if not (tmp_path / name).mkdir()]
+    stores[0].put("first", b"1")
+    stores[1].put("second", b"2")
+    both = Together(stores)
+    assert [each.name for each in both.list()] == ["first", "second"]
+    assert (both.get("first"), both.get("second"), both.away) == (b"1", b"2", {})
+
+
+def test_where_no_store_answers_nothing_is_taken_for_empty() -> None:
+    for none in (Together([_Silent()]), Together([], {"gone": "gone: no answer"})):
+        for act in (
+            lambda none=none: none.get("a"),
+            lambda none=none: [*none.list()],
+            lambda none=none: none.delete("a"),
+        ):
+            with pytest.raises(OSError, match="no answer"):
+                act()
+        assert none.silent
