@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from audit import search as search_module
@@ -232,6 +233,59 @@ def test_who_was_sought_is_not_named_in_the_record_of_the_search(filled: str) ->
     told = query(filled, "SELECT detail::text FROM warden.audit_events WHERE kind = 'audit_search'")
     assert len(told) == 3
     assert all("patient" not in detail and "mac:" in detail for (detail,) in told)
+
+
+@pytest.fixture
+def talk(dsn: str, tmp_path: Path) -> str:
+    """A conversation of 1,100 calls of two subjects on one day, four at each instant; and another between them."""
+    journal = FakeJournal()
+    for number in range(1100):
+        at, whose = AT - timedelta(seconds=number // 4), f"patient {number % 2}"
+        model = "rare" if number in {3, 1098} else "chat"
+        journal.append(refused(at, call_id=f"t-{number}", conversation="long", subject=whose, model=model))
+        if number % 100 == 0:
+            journal.append(refused(at, call_id=f"u-{number}", conversation="short", subject=whose))
+    with Shipping(journal, dsn, tmp_path) as shipping:
+        wait_until(lambda: shipping.fault or shipping.shipper.status.rows == 1111)
+    return dsn
+
+
+def paged(dsn: str, asked: Filter) -> tuple[list[str], int]:
+    """The ids that all pages show, and how often a conversation was looked for."""
+    engine, seen, looks = store.connect(dsn, application="test"), list[str](), list[str]()
+
+    @sa.event.listens_for(engine, "before_cursor_execute")
+    def count(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        looks.extend(["look"] if "hits" in statement else [])
+
+    opener = Opener(keys_in(_Kept.directory))
+    for _ in range(20):
+        page = search(engine, asked, asker(), opener, "EU")
+        seen += [found.columns["call_id"] for found in page.found]
+        if page.next is None:
+            break
+        asked = replace(asked, after=page.next)
+    engine.dispose()
+    return seen, len(looks)
+
+
+def test_a_conversation_of_more_calls_than_are_looked_up_at_once_is_shown_whole(
+    talk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [f"t-{number}" for number in range(1100)]
+    order = sorted(ids, key=lambda name: (-(int(name[2:]) // 4), name), reverse=True)
+    long = Filter(conversation="long", limit=search_module.LIMIT)
+    assert paged(talk, long) == (order, 2)
+    assert paged(talk, replace(long, limit=550)) == (order, 3)  # the last page is full: another is asked for
+    assert paged(talk, replace(long, model="rare")) == (["t-3", "t-1098"], 2)
+    assert paged(talk, replace(long, limit=1, model="rare"))[0] == ["t-3", "t-1098"]
+    odd = [name for name in order if int(name[2:]) % 2]
+    assert paged(talk, replace(long, subject="patient 1", limit=300)) == (odd, 2)
+    assert paged(talk, replace(long, subject="patient 2")) == ([], 0)
+    assert paged(talk, Filter(conversation="short", subject="patient 1"))[0] == []
+    assert len(paged(talk, Filter(conversation="short", subject="patient 0"))[0]) == 11
+    monkeypatch.setattr(search_module, "TALK", 100)  # eleven parts: it is sought as often as of two
+    assert paged(talk, replace(long, model="rare")) == (["t-3", "t-1098"], 2)
 
 
 def test_identities_are_sealed_with_the_record_and_shown_to_who_may_open_it(filled: str) -> None:
