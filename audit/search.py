@@ -354,6 +354,7 @@ def _record(connection: sa.Connection, asker: Asker, kind: str, detail: dict[str
 
 def _record_reveal(connection: sa.Connection, asker: Asker, found: list[Found]) -> None:
     """Who has seen what: each record whose content was shown, by id."""
-    seen = [record.columns["call_id"] for record in found if record.content == "revealed"]
+    seen = [record.columns for record in found if record.content == "revealed"]
     if asker.reveal and seen:
-        _record(connection, asker, "content_revealed", {"calls": seen})
+        told = {"calls": [each["call_id"] for each in seen], "tenants": sorted({each["tenant"] for each in seen})}
+        _record(connection, asker, "content_revealed", told)

@@ -47,7 +47,7 @@ from sidecar.core.reasons import Reason
 from sidecar.runtime.clock import now
 from sidecar.runtime.ids import uuid7
 
-app = typer.Typer(no_args_is_help=True, help="The audit records: search, show, export, verify, hold, erase, retain.")
+app = typer.Typer(no_args_is_help=True, help="The audit records: find, show, export, verify, hold, erase, retain.")
 
 _TRACE: Final = re.compile(r"[0-9a-f]{32}")
 

@@ -32,6 +32,7 @@ from sidecar.cli.audit import ReasonOption, RevealOption, asker_of
 from sidecar.cli.common import DEFAULT_CONFIG, ConfigOption, Exit, JsonOption, JurisdictionOption, emit, fail
 from sidecar.cli.database import Database, database, opener_of, root_of, settings_of
 from sidecar.cli.desk import record_act
+from sidecar.cli.events import app
 from sidecar.cli.filters import (
     CallOption,
     ConversationOption,
@@ -48,7 +49,6 @@ from sidecar.cli.filters import (
     key_id,
     one_of,
 )
-from sidecar.cli.masterkeys import app
 from sidecar.cli.records import harmless
 from sidecar.cli.times import moment
 from sidecar.core.model import OutcomeKind, Secret

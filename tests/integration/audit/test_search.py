@@ -217,7 +217,7 @@ def test_content_is_revealed_with_a_reason_and_that_is_recorded(filled: str) -> 
         ("audit_search", "cli:ada", "ticket 12"),
         ("content_revealed", "cli:ada", "ticket 12"),
     ]
-    assert events[1][3] == {"calls": ["c6", "c4", "c3", "c2", "c1"]}
+    assert events[1][3] == {"calls": ["c6", "c4", "c3", "c2", "c1"], "tenants": ["acme", "birch"]}
 
 
 def test_without_the_keys_nothing_opens_and_it_says_so(filled: str, tmp_path: Path) -> None:
@@ -390,7 +390,7 @@ def test_show_takes_a_streams_id(streams: str, tmp_path: Path, monkeypatch: pyte
     more = run(audit_app, "show", "s1", "--config", path)
     assert more.stderr == "warden: s1 is a stream of more than 1 messages; show one of\ns1/1\n"
     seen = query(streams, "SELECT detail - 'login' FROM warden.audit_events WHERE kind = 'content_revealed'")
-    assert seen == [({"calls": ["s2/1"]},)]  # a list of ids reveals nothing
+    assert seen == [({"calls": ["s2/1"], "tenants": ["acme"]},)]  # a list of ids reveals nothing
 
 
 # --- the commands -------------------------------------------------------------------------------------------------
