@@ -5,7 +5,6 @@ Trust comes from outside the database: the jurisdiction's root key (or verifier 
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -19,17 +18,18 @@ import psycopg
 import sqlalchemy as sa
 
 from audit import derived, standing, store
-from audit.drops import DROPPED, KEPT, RETENTION, believed
-from audit.evidence import FLEETS, Fault, FaultKind, Head, TreeCheck, read_head
+from audit.drops import RETENTION
+from audit.evidence import Fault, FaultKind, Head, TreeCheck, read_head
 from audit.fleet import FLEET
+from audit.fleet_told import FleetTold
 from audit.leaf import leaf_data
 from audit.merkle import Frontier, leaf_hash
-from audit.object_check import Objects, check_objects
+from audit.object_check import check_objects
 from audit.objects import ObjectStore
 from audit.progress import Progress, ResumeError
 from audit.ranges import Pool, Range, check_range
+from audit.report import Report
 from audit.rows import EVENT_COLUMNS
-from audit.standing import Act
 from audit.tables import (
     audit_calls,
     audit_checkpoints,
@@ -52,7 +52,6 @@ YOUNG: Final = timedelta(minutes=10)  # what is younger, the fleet's log may not
 SKEW: Final = timedelta(hours=2)  # that the database's clock may be before ours; later times are of no clock
 AHEAD: Final = timedelta(minutes=5)  # that a witness's clock may be before ours
 FRESH: Final = timedelta(hours=3)  # a witness is asked again each hour (audit.witness), grown or not
-LISTED: Final = 10_000  # faults told
 _LEFT: Final = sa.text(
     "SELECT coalesce(sum(octet_length(hashes)), 0) / 32 FROM warden.audit_leaves WHERE log = :log AND first < :size"
 )
@@ -81,54 +80,6 @@ class Options:
     progress: Callable[[int, int], None] | None = None  # (leaves checked, of)
 
 
-@dataclass(slots=True)
-class Report:
-    """What was found. ``unsigned``: records that no signed head accounts for yet."""
-
-    records: int = 0
-    checkpoints: int = 0
-    unsigned: int = 0
-    anchored: bool = False
-    anchored_size: int = 0  # entries of the fleet's log that the largest head read in an anchor is of
-    objects: Objects | None = None  # None: the object store was not asked
-    witnessed: datetime | None = None  # when a witness cosigned the fleet's log last
-    faults: list[Fault] = field(default_factory=list)
-    logs: dict[str, dict[str, int]] = field(default_factory=dict)
-    resumed: int = 0
-    oldest_read: datetime | None = None  # when the oldest of what this says was read from the database
-    # Logs at work whose sidecars copy nothing outside their node: what they have not shipped is lost with a disk.
-    uncopied: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        return not self.faults
-
-    def shape(self) -> dict[str, Any]:
-        """The JSON of DESIGN §6."""
-        return {
-            "ok": self.ok,
-            "records": self.records,
-            "checkpoints": self.checkpoints,
-            "faults": [fault.shape() for fault in self.faults[:LISTED]],
-            "faults_total": len(self.faults),
-            "anchored": self.anchored,
-            "anchored_size": self.anchored_size,
-            "objects": None
-            if self.objects is None
-            else {
-                "checked": self.objects.checked,
-                "late": self.objects.late,
-                "erased": self.objects.erased,
-            },
-            "witnessed": self.witnessed.isoformat() if self.witnessed else None,
-            "unsigned": self.unsigned,
-            "uncopied": self.uncopied,
-            "resumed": self.resumed,
-            "oldest_read": self.oldest_read.isoformat() if self.oldest_read else None,
-            "logs": self.logs,
-        }
-
-
 def verify(dsn: str, options: Options, *, jurisdiction: str) -> Report:
     """Check the database at ``dsn`` in one frozen snapshot.
 
@@ -143,68 +94,10 @@ def verify(dsn: str, options: Options, *, jurisdiction: str) -> Report:
         engine.dispose()
 
 
-# --- the fleet's log ----------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Fleet:
-    """What the fleet's log says; ``heads`` by log."""
-
-    born: dict[str, str] = field(default_factory=dict)
-    since: dict[str, datetime] = field(default_factory=dict)  # it was born
-    heads: dict[str, list[Head]] = field(default_factory=dict)
-    last: dict[str, tuple[datetime, bool]] = field(default_factory=dict)  # when it was heard of, whether it was closed
-    dropped: dict[str, dict[str, list[tuple[int, int]]]] = field(default_factory=dict)  # by day, by log
-    events: dict[str, str] = field(default_factory=dict)  # id → leaf
-    anchored: dict[str, int] = field(default_factory=dict)  # where → the largest head that was kept there
-    acts: list[Act] = field(default_factory=list)  # that holds and erasures follow from
-    there: bool = False
-
-    def gone(self, log: str) -> list[tuple[int, int]]:
-        """[first, last] ranges of positions whose rows were dropped on record."""
-        return [each for of_day in self.dropped.values() for each in of_day.get(log, [])]
-
-    def learn(self, told: Mapping[str, Any], retention: Verifier) -> str:
-        """Take an entry up; what is wrong with it, "" where nothing is."""
-        kind = told["kind"]
-        if kind == "event":
-            self.events[told["id"]] = told["leaf"]
-            if told["values"]["kind"] in standing.KINDS:
-                values = told["values"]
-                self.acts.append(Act(values["kind"], values["actor"], values["detail"]))
-            return self._learn_drop(told["id"], told["values"], retention)
-        if kind == "anchored":
-            self.anchored[told["where"]] = max(told["size"], self.anchored.get(told["where"], 0))
-            return ""
-        log, at = told["log"], datetime.fromisoformat(told["at"])
-        self.last[log] = (at, kind == "closed")
-        if kind == "born":
-            self.born[log] = told["sidecar"]
-            self.since.setdefault(log, at)
-        else:
-            head = Head(told["size"], base64.b64decode(told["root"]), FLEETS)
-            self.heads.setdefault(log, []).append(head)
-        return ""
-
-    def _learn_drop(self, event: str, values: Mapping[str, Any], retention: Verifier) -> str:
-        kind, detail = values["kind"], values["detail"]
-        if kind not in {DROPPED, KEPT}:
-            return ""
-        if not believed(retention, kind, event, detail):
-            return f"a {kind} that nobody with the jurisdiction's key signed; it excuses nothing"
-        if kind == KEPT:
-            self.dropped.pop(detail["day"], None)
-            return ""
-        of_day = self.dropped.setdefault(detail["day"], {})
-        for log, ranges in detail["logs"].items():
-            of_day.setdefault(log, []).extend((first, last) for first, last in ranges)
-        return ""
-
-
 class _Verification:
     def __init__(self, dsn: str, connection: sa.Connection, options: Options) -> None:
         self._dsn, self._connection, self._options = dsn, connection, options
-        self._report, self._fleet = Report(), _Fleet()
+        self._report, self._fleet = Report(), FleetTold()
         self._resume = Progress(options.resume, options.resume_key, options.now, options.full_every)
         self._total = self._done = 0
 

@@ -16,9 +16,9 @@ from audit.evidence import Fault, FaultKind, Head, read_head
 from audit.export import FILES, FORMAT, hash_of, leaf_pairs, manifest_text
 from audit.fleet import FLEET
 from audit.merkle import verify_inclusion
+from audit.report import Report
 from audit.tlog import NoteError, Verifier, parse_note
 from audit.vault import commitment, open_content
-from audit.verify import Report
 
 __all__ = ["verify_export"]
 
