@@ -22,6 +22,7 @@ from audit.decisions import in_force
 from audit.erasing import Erasure, ErasureError, HeldError, Officer, UnknownError
 from audit.fleet import FLEET
 from audit.journal_bounds import segment_seconds
+from audit.keys import KeyFaultError
 from audit.logbook import log_signer, origin_of
 from audit.object_sweep import sweep
 from audit.opening import Opener
@@ -232,6 +233,9 @@ def retain(
             )  # fmt: skip
         except (BusyError, RestoredError) as fault:
             fail(Exit.NO, str(fault))
+        except KeyFaultError:
+            _swept(opened, officer.at)  # what lost its keys goes all the same
+            raise
         objects, trouble = _swept(opened, officer.at)
     shape = {**done.shape(), "objects": objects}
     if as_json:
