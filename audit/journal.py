@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -332,18 +333,17 @@ class Journal(Releasing):
     def close(self) -> JournalFault | None:
         """Make all durable, here and where it is copied to, stop the threads, let the lock go; once.
 
-        A fault says what could not be made durable.
+        A fault says what could not be made durable, and of each store what was not copied.
         """
         if self._ticker.stopped:
             return None
         hangs = self._ticker.stop()
         if hangs:  # in the kernel: the lock goes when the process does
             return JournalFault(FaultKind.IO, f"{self.directory}: {hangs} has not ended; fsync hangs")
-        fault = self.sync()
+        synced = self.sync()
         for copier in self.copiers.values():  # beside each other
             copier.end()
-        for copier in self.copiers.values():
-            fault = copier.finish() or fault
+        fault = _joined([synced, *(copier.finish() for copier in self.copiers.values())])
         with self._lock:
             segment, self._segment = self._segment, None
             self._fail(JournalFault(FaultKind.CLOSED, f"{self.directory}: the journal is closed"))
@@ -355,6 +355,12 @@ class Journal(Releasing):
                 held.let_go(self._files)
         os.close(self._lock_file)
         return fault
+
+
+def _joined(faults: Iterable[JournalFault | None]) -> JournalFault | None:
+    """The first, with the words of all."""
+    told = [fault for fault in faults if fault is not None]
+    return replace(told[0], detail="; ".join(fault.detail for fault in told)) if told else None
 
 
 def close_all(journals: Collection[Journal]) -> list[JournalFault]:

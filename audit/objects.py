@@ -249,7 +249,7 @@ class Together:
         yield from sorted(found.values(), key=lambda each: each.name)
 
     def folders(self, prefix: str) -> Sequence[str]:
-        return sorted({name for store in self._stores for name in store.folders(prefix)})
+        return sorted({name for found in self._each(lambda store: store.folders(prefix)) for name in found})
 
     def delete(self, name: str) -> None:
         for _ in self._each(lambda store: store.delete(name)):

@@ -82,12 +82,16 @@ class UrlFetch:
             urllib.request.ProxyHandler({}), _Redirects(), _Http(connections), _Https(connections)
         )
         # A peer that drips its headers would never meet the timeout of a single step, nor reach the deadline below.
-        done = threading.Event()
-        threading.Thread(target=_watch, args=(done, connections), name="warden-jwks-watchdog", daemon=True).start()
+        done, cut = threading.Event(), threading.Event()
+        threading.Thread(target=_watch, args=(done, cut, connections), name="warden-jwks-watchdog", daemon=True).start()
         try:
-            return self._fetch(opener)
+            answer = self._fetch(opener)
         finally:
             done.set()
+        if cut.is_set() and not isinstance(answer, str):  # http.client takes a cut within the headers for their end
+            self.forget()
+            return f"{self._url}: still sending after {2 * TIMEOUT:.0f} s"
+        return answer
 
     def _fetch(self, opener: urllib.request.OpenerDirector) -> bytes | Unchanged | str:
         request = urllib.request.Request(self._url, headers={"accept": "application/jwk-set+json, application/json"})  # noqa: S310 — the scheme was checked by fetch_from
@@ -121,10 +125,11 @@ class UrlFetch:
         self._last = None
 
 
-def _watch(done: threading.Event, connections: Sequence[http.client.HTTPConnection]) -> None:
+def _watch(done: threading.Event, cut: threading.Event, connections: Sequence[http.client.HTTPConnection]) -> None:
     """Cut what is not ``done`` in time, again and again: one slow to connect has no socket yet the first time."""
     left = 2 * TIMEOUT
     while not done.wait(left):
+        cut.set()
         _cut(tuple(connections))
         left = _CUT_EVERY
 

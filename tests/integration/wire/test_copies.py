@@ -135,21 +135,41 @@ def test_a_store_that_hangs_refuses_strict_calls_and_is_used_again_when_it_is_ba
     assert sidecar.record(first.call_id)["outcome"] in {"refused", "failed"}
 
 
-def test_sigterm_copies_what_is_neither_shipped_nor_copied(
+def test_sigterm_copies_what_is_neither_shipped_nor_copied_and_says_where_it_could_not(
     own: Launch, s3: S3Server, tmp_path: Path, postgres: Server, wire: str
 ) -> None:
+    """One store takes it all, however long the others are gone or hang; the process ends all the same."""
     if wire == "envoy":
         pytest.skip("what copies is the same on both wires")
-    sidecar = copied(own, s3, tmp_path, "batch", every="600s")
-    dsn = sidecar.parts.postgres_dsn
-    with postgres.closed(dsn):
+    for name in ("kept", "gone"):
+        (tmp_path / name).mkdir()
+    batched = {"jurisdiction": "EU", "deadline": "10s", "every": "600s"}
+    where = {"bucket": BUCKET, "prefix": tmp_path.name, "endpoint": s3.endpoint}
+    stores: dict[str, Any] = {
+        "hangs": batched | {"s3": where | {"credentials_file": str(s3.credentials)}},
+        "gone": batched | {"directory": str(tmp_path / "gone"), "same_volume": True},
+        "kept": batched | {"directory": str(tmp_path / "kept"), "same_volume": True},
+    }
+    sidecar = own(overrides={"audit": {"journal": {"mode": "batch", "copy": stores}}})
+    with postgres.closed(sidecar.parts.postgres_dsn):
         with sidecar.bare() as bare:
             answered = [bare.unary(echo(b"kept"), sidecar.headers()).call_id for _ in range(20)]
         process = sidecar.stack.process
         assert process is not None
-        process.terminate()
-        assert process.wait(60) == 0
+        shutil.move(tmp_path / "gone", tmp_path / "away")
+        s3.hang()
+        try:
+            process.terminate()
+            assert process.wait(60) == 0
+        finally:
+            s3.go_on()
+    lines = sidecar.stack.log.read_text().splitlines()
+    (unsynced,) = [line for line in lines if "journal.unsynced" in line]
+    assert unsynced.count("entries were not copied") == 2
+    assert all(words in unsynced for words in (f"{tmp_path}/gone", f"s3://{BUCKET}/{tmp_path.name}"))
+    assert f"{tmp_path}/kept" not in unsynced
     shutil.rmtree(sidecar.stack.directory / "journal")
-    (told,) = run(sidecar, "journal", "import")  # it said that it ended: nobody has to say that it is lost
+    shutil.move(tmp_path / "away", tmp_path / "gone")
+    (told,) = run(sidecar, "journal", "import", "--lost")
     assert (told["state"], told["aborted"]) == ("stored", 0)
     assert set(answered) <= {record["call_id"] for record in sidecar.search(limit=1000)}

@@ -91,22 +91,26 @@ def test_a_server_that_drips_is_left() -> None:
         assert "still sending" in str(UrlFetch(url, lambda: float(next(ticks)))())
 
 
-def test_a_server_that_drips_its_headers_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte comes within the timeout of a step, so only a bound on all of it ends this."""
-    monkeypatch.setattr(fetch_module, "TIMEOUT", 0.25)
+@pytest.mark.parametrize("dripped", [b"HTTP/1.1 200 OK\r\nx: ", b"HTTP/1.1 200 OK\r\n\r\n", b"HT"])
+def test_a_server_that_drips_is_cut_off_wherever_it_is(monkeypatch: pytest.MonkeyPatch, dripped: bytes) -> None:
+    """Each byte comes within the timeout of a step, so only a bound on all of it ends this; what came is no answer."""
+    monkeypatch.setattr(fetch_module, "TIMEOUT", 0.1)
     gone = threading.Event()
 
     def drip(handler: BaseHTTPRequestHandler) -> None:
         with suppress(OSError):
-            for byte in itertools.chain(b"HTTP/1.1 200 OK\r\nx: ", itertools.repeat(ord("a"))):
-                handler.wfile.write(bytes([byte]))
+            handler.wfile.write(dripped)
+            for byte in itertools.repeat(b"a"):
+                handler.wfile.write(byte)
                 handler.wfile.flush()
                 if gone.wait(0.01):
                     return
 
     with serving(drip) as url:
         try:
-            assert isinstance(UrlFetch(url, time.monotonic)(), str)
+            fetch = UrlFetch(url, time.monotonic)
+            assert isinstance(fetch(), str)
+            assert fetch._last is None
         finally:
             gone.set()
 
