@@ -17,6 +17,7 @@ from audit.tables import database_roles
 from sidecar.core.model import Secret
 
 __all__ = [
+    "SIDECAR_CONNECTIONS",
     "InForce",
     "RoleError",
     "RoleKind",
@@ -29,6 +30,8 @@ __all__ = [
     "role_name",
 ]
 
+# Of a sidecar's login: shipping and an import take four each, keys two; the rest is for what a lost node still holds.
+SIDECAR_CONNECTIONS: Final = 32
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,53}")  # a role's name has at most 63 bytes
 GUARDED: Final = ("audit_logs", "journal_cursors", "audit_leaves", "audit_checkpoints", "audit_events", "usage_hours")
 APPEND_ONLY: Final = ("audit_calls", "audit_events", "audit_leaves", "audit_checkpoints", "fleet_entries", "bundles")
@@ -125,7 +128,9 @@ def enroll(connection: sa.Connection, kind: RoleKind, name: str, secret: Secret,
     verifier = driver.pgconn.encrypt_password(secret.reveal(), role.encode(), b"scram-sha-256").decode()
     there = connection.scalar(sa.text("SELECT 1 FROM pg_roles WHERE rolname = :role"), {"role": role})
     act = "ALTER" if there else "CREATE"
-    text = f"{act} ROLE {{}} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS PASSWORD {{}}"
+    limit = f"CONNECTION LIMIT {SIDECAR_CONNECTIONS if kind is RoleKind.SIDECAR else -1}"
+    rights = f"LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION NOBYPASSRLS {limit}"
+    text = f"{act} ROLE {{}} {rights} PASSWORD {{}}"
     _run(driver, sql.SQL(text).format(sql.Identifier(role), sql.Literal(verifier)))
     _grant(driver, kind, role)
     values = {"kind": str(kind), "name": name, "made_at": at, "made_by": by, "revoked_at": None}

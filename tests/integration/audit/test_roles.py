@@ -6,6 +6,7 @@ import itertools
 import json
 import stat
 from collections.abc import Callable
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -333,6 +334,16 @@ def test_a_revoked_login_is_cut_off_and_an_enrolled_one_can_be_renewed(office: O
     (office.directory / "sidecar-pod-1.dsn").unlink()
     with psycopg.connect(office.enroll("pod-1")) as connection:
         assert connection.execute("SELECT count(*) FROM warden.audit_logs").fetchone() == (0,)
+
+
+def test_who_steals_a_sidecars_login_cannot_take_all_of_the_servers_connections(office: Office) -> None:
+    own = office.enroll("pod-1")
+    with ExitStack() as held:
+        for _ in range(roles.SIDECAR_CONNECTIONS):
+            held.enter_context(psycopg.connect(own))
+        with pytest.raises(psycopg.OperationalError, match="too many connections for role"):
+            psycopg.connect(own)
+        psycopg.connect(office.dsn).close()
 
 
 def test_wrong_use_is_named(office: Office) -> None:
