@@ -59,7 +59,15 @@ def check(
     if bad:
         raise typer.Exit(int(Exit.NO))
     if not json:
+        for words in _warnings(file):
+            typer.echo(f"warning: {words}", err=True)
         typer.echo(f"{file}: good")
+
+
+def _warnings(file: Path) -> list[str]:
+    """What keeps no sidecar from starting, but some of its tenants from calling."""
+    settings = load(file)
+    return compose.unkept_copies(settings, compose.check(settings).current().bundle.tenants)
 
 
 def _told(finding: Finding) -> dict[str, str]:

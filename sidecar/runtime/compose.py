@@ -19,6 +19,8 @@ from audit.recorder import JournalRecorder
 from audit.seal import KeyFault, load_root_key
 from audit.segments import Origin
 from policies.source import BundleSource, Pod
+from policies.tenant import Tenant
+from policies.tenant import copies_of as stores_asked
 from sidecar.core.governor import Governor, Mode, Ports
 from sidecar.core.model import Durability, Principal, Quantity, Secret
 from sidecar.identity.denials import DenyBook
@@ -142,6 +144,19 @@ def _copies_elsewhere(settings: Settings) -> Iterator[str]:
             if copy.jurisdiction != place:
                 words = f"{copy.jurisdiction}, but the records are of {place}, which no copy of them leaves"
                 yield f"{where}.copy.{name}.jurisdiction: {words}"
+
+
+def unkept_copies(settings: Settings, tenants: Mapping[str, Tenant]) -> list[str]:
+    """Tenants that ask for copies which no database of this sidecar has: the calls concerned are refused here."""
+    held = {name for each in settings.audit.jurisdictions for name in settings.audit.of(each).journal.copies}
+    told = []
+    for name, tenant in sorted(tenants.items()):
+        classes = [stores_asked(each.copies) for each in tenant.audit_classes.values() if each.copies is not None]
+        asked = {store for copies in (tenant.audit.copies or (), *classes) for store in copies}
+        lacks = sorted(store or "required" for store in asked if store not in held and (store or not held))
+        if lacks:
+            told.append(f"tenant {name}: audit.copy: {', '.join(lacks)}: no such store here, which refuses its calls")
+    return told
 
 
 def _listener_problems(settings: Settings, source: BundleSource | None, environment: Mapping[str, str]) -> list[str]:

@@ -20,7 +20,7 @@ from sidecar.core.model import Denial, ParameterValue
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, selfcheck, tls
 from sidecar.runtime.ask import TritonDesk
-from sidecar.runtime.compose import Rooms, StartError, build
+from sidecar.runtime.compose import Rooms, StartError, build, unkept_copies
 from sidecar.runtime.drain import Drain
 from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.journals import JournalDesk
@@ -179,6 +179,8 @@ class Sidecar:
         gc.collect()
         gc.freeze()
         sidecar = self.settings.sidecar
+        for words in unkept_copies(self.settings, rooms.policies.current().bundle.tenants):
+            logs.event(_LOG, logging.WARNING, "copy.unknown_store", detail=words)
         for bound in self.settings.listeners:
             logs.event(
                 _LOG, logging.WARNING, "listener.bound", address=bound.address, tenant=bound.principal.tenant,

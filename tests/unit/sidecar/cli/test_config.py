@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from audit.rootkeys import NewRootKey, RootKeys, new_root_key
 from sidecar.cli.config import app
 from sidecar.runtime.rootkeys import root_keys
 from sidecar.runtime.settings import load
-from tests.support.config import document, write
+from tests.support.config import DEMO_BUNDLE, document, write
 from tests.support.journal import open_journal
 
 
@@ -30,6 +31,23 @@ def test_a_good_file_is_good(tmp_path: Path) -> None:
     code, out, _ = run(path, "--json")
     assert (code, json.loads(out)) == (0, {"ok": True, "problems": []})
     assert not (tmp_path / "journal").exists()
+
+
+def test_a_tenant_whose_copies_no_store_here_takes_is_warned_of(tmp_path: Path) -> None:
+    bundle = shutil.copytree(DEMO_BUNDLE, tmp_path / "bundle")
+    for name, word in (("a", "required"), ("b", "oslo"), ("c", "none"), ("d", "outside")):
+        told = {"tenant": name, "plan": "gold", "status": "active", "models": ["*"]}
+        audit = {"level": "metadata", "retention": "30d", "copy": word}
+        residency = {"processing": ["EU"], "storage": ["EU"], "telemetry": "withheld"}
+        (bundle / "tenants" / f"{name}.yaml").write_text(json.dumps(told | {"audit": audit, "residency": residency}))
+    path = write(tmp_path, policy={"bundle": str(bundle)})
+    code, out, told_of = run(str(path))
+    assert (code, out) == (0, f"{path}: good\n"), told_of
+    assert [line.partition(": no such")[0] for line in told_of.splitlines()] == [
+        "warning: tenant a: audit.copy: required",
+        "warning: tenant b: audit.copy: oslo",
+        "warning: tenant d: audit.copy: outside",
+    ]
 
 
 def broken(directory: Path) -> Path:
