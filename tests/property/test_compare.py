@@ -124,7 +124,7 @@ def kind(asked: Asked, keys: set[str], old: str, new: str) -> tuple[object, ...]
     return asked.region, asked.storage, asked.telemetry, asked.action, staff, asked.key in keys, old, new
 
 
-@settings(max_examples=5, deadline=None, derandomize=True)  # some pairs take a minute: those are for tests/long
+@settings(max_examples=3, deadline=None, derandomize=True)  # some pairs take a minute: those are for tests/long
 @given(BUNDLES, BUNDLES, st.randoms(use_true_random=False))
 def test_every_change_is_named_and_nothing_else(one: Written, other: Written, random: Random) -> None:
     """The questions of the grid that are named are those that the two answer otherwise; so from either side.

@@ -130,6 +130,12 @@ def day(
 
             calls["phi again"] = str(eventually(refused, what="the new bundle in force", within_s=60))
         sidecar.record(calls["phi again"])
+        stored = "SELECT 1 FROM warden.bundles WHERE digest = %s"  # written beside the calls, so it may come after one
+        eventually(
+            lambda: query(sidecar.parts.postgres_dsn, stored, digests[1]),
+            what="the new bundle in the database",
+            within_s=30,
+        )
         yield Day(sidecar, old, new, calls, digests, waiting)
     finally:
         sidecar.close()
