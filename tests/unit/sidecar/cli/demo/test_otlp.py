@@ -156,3 +156,15 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     path.write_text('{"name": "whole"}\n{"name": "ha')
     assert read_spans(path) == [{"name": "whole"}]
+
+
+def test_of_one_trace_only_its_own_spans_are_read(tmp_path: Path) -> None:
+    file = SpanFile(tmp_path / "spans.jsonl")
+    one, other = {**SPAN, "trace_id": "a" * 32}, {**SPAN, "trace_id": "b" * 32}
+    named = {**other, "attributes": {"link": "a" * 32}}
+    file.append([one, other, named, one])
+    assert read_spans(file.path, trace="a" * 32) == [one, one]
+    assert read_spans(file.path, trace="c" * 32) == []
+    with file.path.open("a") as unfinished:
+        unfinished.write(json.dumps(one))
+    assert read_spans(file.path, trace="a" * 32) == [one, one]
