@@ -38,7 +38,7 @@ def events(  # noqa: PLR0917 — one option a filter
     reason: ReasonOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """What is recorded beside calls, newest first: searches, reveals, holds, erasures, keys, bundles, gaps.
+    """What is recorded beside calls, newest first: searches, reveals, holds, erasures, keys, bundles, models, starts.
 
     With --json one object a line; the last has next, where there are more. That you asked is recorded too.
     """

@@ -35,12 +35,15 @@ class Learner:
         every: float = EVERY,
         soonest: float = SOONEST,
         monotonic: Callable[[], float] = time.monotonic,
+        learnt: Callable[[Knowledge], None] = lambda _: None,
     ) -> None:
+        """``learnt`` is told of the knowledge after each round that has some, the same object where nothing changed."""
         self._desk = desk
         self._book = book
         self._every = every
         self._soonest = soonest
         self._monotonic = monotonic
+        self._learnt = learnt
         self._learnt_at: float | None = None
         self._doubted = threading.Event()
         self._stopping = threading.Event()
@@ -105,6 +108,7 @@ class Learner:
                 detail=f"{len(changed)} new or changed, {len(gone)} gone",
             )  # fmt: skip
         self._learnt_at, self.asked = self._monotonic(), True
+        self._learnt(self._book.current)
         self._told(fault)
 
     def _model(self, name: str, versions: tuple[str, ...]) -> ModelFacts | Unanswered:

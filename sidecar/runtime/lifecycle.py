@@ -26,6 +26,7 @@ from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.journals import JournalDesk
 from sidecar.runtime.learn import Learner
 from sidecar.runtime.ledger import Terms, rebuild
+from sidecar.runtime.noted import Noted
 from sidecar.runtime.pools import MetricsPage, PoolPoller
 from sidecar.runtime.probe import UpstreamProbe
 from sidecar.runtime.selfcheck import SelfCheck
@@ -76,7 +77,11 @@ class Sidecar:
             self.rooms.leases.on_room = self._waiting.wake
         self._probe = UpstreamProbe(settings.triton.grpc, self.rooms.restricted)
         self._selfcheck = self._self_check()
-        self._learner = Learner(TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models)
+        directory = settings.audit.journal.directory
+        self._noted = Noted(directory, self._announcer, version("triton-warden"), time.monotonic)
+        self._learner = Learner(
+            TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models, learnt=self._noted.learnt
+        )
         self._pools = PoolPoller(
             MetricsPage(settings.triton.metrics), lambda: self.rooms.policies.current().bundle.models,
             self.rooms.quotas.engines, self._engine_idle,
@@ -154,6 +159,7 @@ class Sidecar:
         if recovered is not None:
             raise StartError(f"audit.journal: {recovered.internal}")
         self._book_again()
+        self._noted.begin(self.settings)
         self._policy.begin()
         try:
             self._admin.start()

@@ -6,13 +6,15 @@ import secrets
 import shutil
 import subprocess
 import time
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 
 from sidecar.telemetry.catalogue import CATALOGUE, Kind
+from tests.support.postgres import query
 from tests.support.sidecar import DEADLINE, Bare, Launch, Sidecar, echo, hold, slow
-from tests.support.stack import eventually
+from tests.support.stack import MODELS, eventually
 
 pytestmark = pytest.mark.integration
 
@@ -85,6 +87,20 @@ class TestTraces:
         answer = bare.unary(echo(), sidecar.headers(traceparent=f"00-{trace}-{secrets.token_hex(8)}-01"))
         assert sidecar.record(answer.call_id)["trace_id"] == trace
         assert [record["call_id"] for record in sidecar.search(trace=trace)] == [answer.call_id]
+
+
+def test_the_log_says_with_what_it_started_and_which_models_there_are(sidecar: Sidecar) -> None:
+    def told(kind: str) -> list[dict[str, Any]]:
+        asked = "SELECT detail FROM warden.audit_events WHERE kind = %s ORDER BY at"
+        return [detail for (detail,) in query(sidecar.parts.postgres_dsn, asked, kind)]
+
+    models, *_ = eventually(lambda: told("models_changed"), what="the event of the models")
+    assert models["models"] == len(MODELS)
+    assert "echo (python, versions 1, " in models["loaded"]
+    assert (models["changed"], models["unloaded"]) == ("", "")
+    (started,) = told("sidecar_started")
+    assert (started["version"], len(started["settings"])) == (version("triton-warden"), 64)
+    assert told("posture_changed") == []
 
 
 class TestMetrics:

@@ -68,6 +68,9 @@ class Running:
         return [entry for entry in found if isinstance(entry, Event)]
 
 
+STARTED_AND_STOPPED = ["journal_opened", "sidecar_started", "bundle_loaded", "sidecar_stopped"]
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     running: list[Running] = []
@@ -120,8 +123,8 @@ def test_the_journal_says_what_was_in_force_and_how_it_ended(start: Callable[...
     digest = running.sidecar.rooms.policies.current().digest
     running.sidecar.stop()
     events = running.events()
-    assert [event.kind for event in events] == ["journal_opened", "bundle_loaded", "sidecar_stopped"]
-    assert events[1].detail == {
+    assert [event.kind for event in events] == STARTED_AND_STOPPED
+    assert events[2].detail == {
         "digest": digest, "previous": "", "mode": "enforce", "changes": "", "source": str(DEMO_BUNDLE),
     }  # fmt: skip
 
@@ -219,7 +222,7 @@ def test_a_load_that_met_a_full_disk_is_recorded_at_a_later_look(
     wait_until(lambda: not running.sidecar._policy._in_force._loads)
     assert running.metric("warden_unrecorded_entries_total") == "1.0"
     running.sidecar.stop()
-    assert [event.kind for event in running.events()] == ["journal_opened", "bundle_loaded", "sidecar_stopped"]
+    assert [event.kind for event in running.events()] == STARTED_AND_STOPPED
 
 
 def test_a_port_in_use_is_a_start_error(start: Callable[..., Running], tmp_path: Path) -> None:
