@@ -28,6 +28,7 @@ from audit.segments import (
     segments_in,
     unlock,
 )
+from sidecar.core.model import counted_as
 
 __all__ = ["DAMAGE_MARK", "ENGINE_IDLE", "PAST_CALLS", "PAST_NS", "OpenCall", "PastCall", "Recovery", "recover"]
 
@@ -123,7 +124,7 @@ class _Live:
             call.call_id,
             self.sequence,
             call.tenant,
-            call.key_id or call.principal,
+            counted_as(call.key_id, call.principal_kind, call.principal),
             call.model,
             call.decided_ns,
             call.prompt_tokens,

@@ -133,7 +133,7 @@ class Deciding:
         with self._lock:
             held = self._ports.quotas.reserve(
                 who.tenant, allowed.profile.name, allowed.limits, demand, at, enforce=not d.observe,
-                key=who.key_id or who.name, model_limits=allowed.model_limits, pool=allowed.profile.pool,
+                key=who.counted_as, model_limits=allowed.model_limits, pool=allowed.profile.pool,
                 key_limits=allowed.key_limits,
             )  # fmt: skip
         if isinstance(held, Denial):

@@ -104,6 +104,7 @@ __all__ = [
     "Undo",
     "Usage",
     "Verdict",
+    "counted_as",
     "replace",
 ]
 # --- who and whether ----------------------------------------------------------------------------------------------
@@ -130,6 +131,16 @@ class Principal(Struct, frozen=True, gc=False):
     networks: tuple[Network, ...] | None = None
     data_classes: tuple[str, ...] = ()  # of whatever is sent with this credential, beside what the call itself says
     actor: str = ""  # who had the token made out to ``name`` (RFC 8693 §4.1: `act`)
+
+    @property
+    def counted_as(self) -> str:
+        """Whom a tenant's ``per_key`` limits count apart."""
+        return counted_as(self.key_id, self.kind, self.name)
+
+
+def counted_as(key_id: str, kind: str, name: str) -> str:
+    """An API key by its id, any other credential by its kind and name: whoever chooses a name becomes no key by it."""
+    return key_id or f"{kind}:{name}"
 
 
 class Verdict(Struct, frozen=True, gc=False):

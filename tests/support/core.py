@@ -103,6 +103,7 @@ class FakePorts:
     visible: frozenset[str] = frozenset({"chat"})  # models that whoever asks may know of
     answer: bytes | None = None  # the sidecar's own, where it has one
     seen: list[seams.Sees] = field(default_factory=list)  # what the reader was told of what may be known
+    counted: list[str] = field(default_factory=list)  # as whom the quotas were told to count
     guards: seams.Guards | None = None  # of every tenant
     stores: Mapping[str, str] = field(default_factory=dict)  # the database of a tenant's records
     given_up: list[tuple[str, str, Forward]] = field(default_factory=list)  # what the reader was told isn't forwarded
@@ -185,6 +186,7 @@ class FakePorts:
         model_limits: Limits | None = None, pool: PoolSize | None = None, key_limits: Limits | None = None,
     ) -> Reservation | Denial:  # fmt: skip
         denial = self._step("reserve")
+        self.counted.append(key)
         if denial is not None and enforce:
             return denial
         reservation = Reservation(tenant, model, demand, at, self.over or denial)

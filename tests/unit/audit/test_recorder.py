@@ -450,6 +450,7 @@ def test_what_calls_took_and_what_they_may_still_hold_is_found_again(tmp_path: P
     assert [(call.tokens, call.responses) for call in found.values()] == [(22, 3), (22, 3), (0, 0)]
     assert [call.holds_until_ns for call in found.values()] == [0, began.wall_ns + 60 * 10**9, 0]
     assert found["cut off"].ended_ns is None
+    assert {call.key for call in found.values()} == {took.principal.counted_as}
     hour = 3600 * 10**9
     later = JournalRecorder(
         again, content_bytes=100, durability=Durability.BATCH, new_id=lambda: "e", now=lambda: Instant(clock[0], 0)

@@ -603,6 +603,20 @@ def test_who_is_unknown_is_turned_away_before_the_message_is_read() -> None:
 # --- what a credential narrows, and its withdrawal ----------------------------------------------------------------
 
 
+def test_who_takes_a_keys_id_for_a_name_is_not_counted_as_that_key() -> None:
+    whos = [
+        Principal("acme", "laptop", "api_key", key_id="k3yk3yk3yk3y"),
+        Principal("acme", "k3yk3yk3yk3y", "jwt"),
+        Principal("acme", "k3yk3yk3yk3y", "certificate"),
+        Principal("acme", "someone", "jwt"),
+    ]
+    stages = [Stage(FakePorts(who=who)) for who in whos]
+    for stage in stages:
+        stage.open()
+    counted = [key for stage in stages for key in stage.ports.counted]
+    assert counted == ["k3yk3yk3yk3y", "jwt:k3yk3yk3yk3y", "certificate:k3yk3yk3yk3y", "jwt:someone"]
+
+
 def test_a_call_outside_of_its_credentials_scope_is_refused_before_any_policy_is_asked() -> None:
     stage = Stage(FakePorts(who=Principal("acme", "laptop", "api_key", methods=("ServerLive",))))
     refused = stage.governor.open(a_call(), AT)
