@@ -18,7 +18,9 @@ import sqlalchemy as sa
 
 from audit import search, store
 from audit.evidence import Fault, read_head
+from audit.export_tensors import TensorFiles
 from audit.merkle import HASH_BYTES, TILE, TiledTree, Tree, leaf_hash
+from audit.objects import ObjectStore
 from audit.opening import Opener
 from audit.rows import CALL_COLUMNS, CALL_LEAF, officer_row
 from audit.search import Asker, Filter, Keyset
@@ -32,7 +34,9 @@ FORMAT: Final = "warden/export/v2"  # v1 had its proofs by log and position, not
 LIMIT: Final = 1_000_000  # records of one export
 PAGE: Final = 1000
 FILES: Final = ("records.ndjson", "records.csv", "proofs.ndjson", "checkpoints.ndjson")
-_SEALED: Final = ("identity_sealed", "prompt_sealed", "output_sealed", "error_sealed", "evidence_sealed")
+_SEALED: Final = (
+    "identity_sealed", "prompt_sealed", "output_sealed", "error_sealed", "evidence_sealed", "payloads_sealed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +49,25 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """``unproven``: records newer than the last signed head."""
+    """``unproven``: records newer than the last signed head; ``tensors``: files of them.
+
+    ``lost``: how many calls' inputs or outputs had tensors kept that could not be had.
+    """
 
     directory: Path
     records: int
     unproven: int
+    tensors: int = 0
+    lost: int = 0
 
 
 def export(
-    engine: sa.Engine, asked: Filter, asker: Asker, opener: Opener, jurisdiction: str, directory: Path, trust: Trust
-) -> Exported:
+    engine: sa.Engine, asked: Filter, asker: Asker, opener: Opener, jurisdiction: str, directory: Path, trust: Trust,
+    objects: ObjectStore | None = None,
+) -> Exported:  # fmt: skip
     """Write what ``asked`` finds into ``directory``, which must be empty or new; recorded before anything is written.
+
+    ``objects``: whence tensors' bytes are had where content is revealed; None: they are left out.
 
     Raises SearchError, store.MismatchError, OSError, KeyFaultError and SQLAlchemy's errors.
     """
@@ -65,11 +77,12 @@ def export(
         raise search.SearchError("content is revealed only with a reason")
     with store.transaction(engine, statement_ms=600_000, frozen=True, deadline_s=7200.0) as connection:
         store.check_jurisdiction(connection, jurisdiction)
-        told = {"filter": _query(asked, opener), "reveal": asker.reveal}
+        files = TensorFiles(directory, objects, asker.at) if asker.reveal and objects is not None else None
+        told = {"filter": _query(asked, opener), "reveal": asker.reveal, "tensors": files is not None}
         event = officer_row(next(asker.event_ids), asker.at, "audit_export", asker.actor, asker.reason, told)
         store.record_event(connection, event)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _Export(connection, asked, asker, opener, directory, trust).run(jurisdiction)
+        return _Export(connection, asked, asker, opener, directory, trust, files).run(jurisdiction)
 
 
 def manifest_text(jurisdiction: str, manifest: bytes) -> str:
@@ -84,10 +97,11 @@ def _query(asked: Filter, opener: Opener | None) -> dict[str, Any]:
 
 class _Export:
     def __init__(
-        self, connection: sa.Connection, asked: Filter, asker: Asker, opener: Opener, directory: Path, trust: Trust
-    ) -> None:
+        self, connection: sa.Connection, asked: Filter, asker: Asker, opener: Opener, directory: Path, trust: Trust,
+        files: TensorFiles | None,
+    ) -> None:  # fmt: skip
         self._connection, self._asked, self._asker = connection, asked, asker
-        self._opener, self._directory, self._trust = opener, directory, trust
+        self._opener, self._directory, self._trust, self._tensors = opener, directory, trust, files
         self._logs: list[str] = []
         self._which, self._positions = array("i"), array("q")  # of each record: its log in that list, its place
 
@@ -104,6 +118,7 @@ class _Export:
             "reason": self._asker.reason,
             "query": _query(self._asked, None),
             "revealed": self._asker.reveal,
+            "tensors": self._tensors is not None,
             "records": records,
             "unproven": unproven,
             "logs": self._extents(),
@@ -116,7 +131,9 @@ class _Export:
         write_whole(
             self._directory / "manifest.note", self._trust.signer.sign(manifest_text(jurisdiction, data)).encode()
         )
-        return Exported(self._directory, records, unproven)
+        files = self._tensors
+        counted = (0, 0) if files is None else (files.files, files.lost)
+        return Exported(self._directory, records, unproven, *counted)
 
     def _extents(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}
@@ -170,6 +187,8 @@ class _Export:
         if key is not None:
             sealed = {name: _b64(bytes(row[name])) for name in _SEALED if row[name] is not None}
             told |= {"record_key": key.hex(), "sealed": sealed}
+            if self._tensors is not None and row["payloads"]:
+                told["tensors"] = self._tensors.of(row, key)
         return told
 
     # --- proofs ---------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import typer
 
 from audit.evidence import Fault
 from audit.export import Trust, export
+from audit.export_tensors import DIRECTORY
 from audit.fleet import FLEET
 from audit.logbook import log_signer, origin_of
 from audit.search import Filter, SearchError
@@ -84,11 +85,15 @@ def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     *,
     reveal: RevealOption = False,
     reason: ReasonOption = "",
+    tensors: Annotated[
+        bool, typer.Option("--tensors/--no-tensors", help="With --reveal: also the bytes of tensors (audit.objects).")
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Write records with their leaves, proofs and signed heads to a directory that `audit verify DIR` checks offline.
 
-    records.ndjson and .csv, proofs.ndjson, checkpoints.ndjson, and manifest.json with its signature in manifest.note.
+    records.ndjson and .csv, proofs.ndjson, checkpoints.ndjson, and manifest.json with its signature in manifest.note;
+    of tensors whose bytes were kept each in a file of its own, under tensors/. Exit 1 where some of those are gone.
     """
     at = now()
     key_id(key)
@@ -101,16 +106,25 @@ def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
     with database(config, jurisdiction, application="warden-export") as opened:
         trust = Trust(_verifier(root_of(opened.settings), opened.jurisdiction), _fleet_signer(opened))
         asker = asker_of(at, reason, reveal=reveal)
+        place = tensor_store(opened.settings) if reveal and tensors else None
         try:
-            done = export(opened.engine, asked, asker, opener_of(opened), opened.jurisdiction, out, trust)
+            objects = None if place is None else place.at.open()
+            done = export(opened.engine, asked, asker, opener_of(opened), opened.jurisdiction, out, trust, objects)
         except SearchError as fault:
             fail(Exit.USAGE, str(fault))
         except OSError as fault:
-            fail(Exit.USAGE, f"{fault.filename or out}: {fault.strerror}")
+            here = str(fault.filename or "").startswith(str(out))  # else it is the object store that fails
+            words = f"{fault.filename}: {fault.strerror}" if fault.filename else str(fault)
+            fail(Exit.USAGE if here else Exit.DEPENDENCY, words)
     if as_json:
-        emit({"directory": str(done.directory), "records": done.records, "unproven": done.unproven})
+        told = {"records": done.records, "unproven": done.unproven, "tensors": done.tensors, "lost": done.lost}
+        emit({"directory": str(done.directory), **told})
     else:
         typer.echo(f"{done.records} records in {done.directory}; {done.unproven} newer than the last signed head")
+        if done.tensors:
+            typer.echo(f"{done.tensors} tensors in {done.directory / DIRECTORY}")
+    if done.lost:
+        fail(Exit.NO, f"of {done.lost} calls' inputs or outputs the tensors could not be had; their records say why")
 
 
 def _fleet_signer(opened: Database) -> Signer:

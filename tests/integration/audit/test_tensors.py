@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from audit.payload import refs_of
 from audit.ship_parts import Bounds
 from audit.uploading import UploadTo
 from audit.verify import Options, Report, verify
+from audit.verify_export import verify_export
 from sidecar.cli.evidence import app
 from tests.integration.audit.test_search import write_config
 from tests.integration.audit.test_verify import keys
@@ -273,6 +275,104 @@ def test_show_tells_what_is_there_and_writes_it_with_a_reason_alone(office: tupl
     assert all(each["state"].startswith("not known: audit.objects: ") for each in told["objects"])
     assert command(app, "verify", "--config", config, "--jobs", "1").exit_code == 3
     assert command(app, "verify", "--config", config, "--jobs", "1", "--no-objects").exit_code == 0
+
+
+@pytest.fixture
+def exported(office: tuple[Desk, str], tmp_path: Path) -> Path:
+    """Of two calls with the same input, one call of a subject that is erased, and one without tensors."""
+    desk, config = office
+    desk.ship(kept_call(), kept_call(response(2.0)), kept_call(subject="ann"), completed())
+    asked = ("--tenant", "acme", "--subject", "ann", "--reason", "GDPR 17", "--config", config, "--json")
+    assert command(app, "erase", *asked).exit_code == 0
+    out = tmp_path / "export"
+    done = command(app, "export", "-o", str(out), "--reveal", "--reason", "court", "--config", config, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    # Two inputs and the labels that all have in common, and a score each.
+    assert (told["records"], told["tensors"], told["lost"]) == (4, 5, 0)
+    return out
+
+
+def lines_of(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "records.ndjson").read_text().splitlines()]
+
+
+def test_an_export_holds_them_and_proves_them_offline(exported: Path) -> None:
+    kept = [line["tensors"]["kept"] for line in lines_of(exported) if "tensors" in line]
+    assert [len(each) for each in kept] == [4, 4]
+    read = [[(exported / f"tensors/{each['sha256']}.bin").read_bytes() for each in call] for call in kept]
+    assert [call[:2] for call in read] == [[RAW, PIXELS], [RAW, PIXELS]]
+    assert all(call[3] == PACKED_WORDS for call in read)
+    report = verify_export(exported, keys)
+    assert (report.faults, report.records) == ([], 4)
+
+
+def test_an_export_without_reveal_or_by_request_holds_none(office: tuple[Desk, str], tmp_path: Path) -> None:
+    desk, config = office
+    desk.ship(kept_call())
+    for n, options in enumerate(((), ("--reveal", "--reason", "court", "--no-tensors"))):
+        out = tmp_path / f"export-{n}"
+        assert command(app, "export", "-o", str(out), "--config", config, *options).exit_code == 0
+        assert not (out / "tensors").exists()
+        assert "tensors" not in lines_of(out)[0]
+        assert verify_export(out, keys).faults == []
+    asked = "SELECT detail -> 'tensors' FROM warden.audit_events WHERE kind = 'audit_export'"
+    assert query(desk.dsn, asked) == [(False,), (False,)]
+
+
+def test_what_is_gone_from_the_store_ends_no_export_and_is_told(office: tuple[Desk, str], tmp_path: Path) -> None:
+    desk, config = office
+    desk.ship(kept_call(), kept_call(message=request(nbytes=65)))
+    (first, second) = (refs_of(row["payloads"]) for row in desk.rows())
+    desk.objects.delete(first[0].name)
+    desk.objects.put(second[1].name, b"other")
+    out = tmp_path / "export"
+    asked = ("export", "-o", str(out), "--reveal", "--reason", "court", "--config", config)
+    done = command(app, *asked)
+    assert (done.exit_code, "of 2 calls' inputs or outputs the tensors could not be had" in done.output) == (1, True)
+    lost = [line["tensors"]["lost"] for line in lines_of(out)]
+    assert sorted(map(str, lost)) == ["{'inputs': 'late'}", "{'outputs': 'altered'}"]
+    assert verify_export(out, keys).faults == []  # of what it holds nothing is amiss, and what it lacks it says
+    (desk.directory / "objects").rename(desk.directory / "away")
+    assert command(app, *asked[:2], str(tmp_path / "none"), *asked[3:]).exit_code == 3
+
+
+def removed(out: Path) -> None:
+    next((out / "tensors").iterdir()).unlink()
+
+
+def altered(out: Path) -> None:
+    next((out / "tensors").iterdir()).write_bytes(b"other")
+
+
+def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def act(out: Path) -> None:
+        lines = lines_of(out)
+        change(next(line for line in lines if "tensors" in line))
+        (out / "records.ndjson").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (FaultKind.OBJECT_MISSING, removed),
+        (FaultKind.OBJECT_ALTERED, altered),
+        (FaultKind.OBJECT_MISSING, changed(lambda line: line.pop("tensors"))),
+        (FaultKind.OBJECT_MISSING, changed(lambda line: line["tensors"]["kept"].pop())),
+        (FaultKind.OBJECT_ALTERED, changed(lambda line: line["tensors"]["kept"][0].update(sha256="0" * 64))),
+        (FaultKind.OBJECT_ALTERED, changed(lambda line: line["tensors"]["kept"][0].update(sha256="../../etc/passwd"))),
+        (FaultKind.OBJECT_SWAPPED, changed(lambda line: line["tensors"]["kept"][0].update(n=77))),
+        (FaultKind.ALTERED_COLUMN, changed(lambda line: line["sealed"].pop("payloads_sealed"))),
+        (FaultKind.ALTERED_COLUMN, changed(lambda line: line.update(record_key="00" * 32))),
+    ],
+)  # fmt: skip
+def test_whatever_is_changed_of_an_exports_tensors_is_named(
+    exported: Path, kind: FaultKind, change: Callable[[Path], None]
+) -> None:
+    change(exported)
+    assert kind in {fault.kind for fault in verify_export(exported, keys).faults}
 
 
 def test_an_erasures_certificate_counts_them_and_retention_deletes_them(office: tuple[Desk, str]) -> None:
