@@ -44,20 +44,33 @@ _RETURN_S: Final = GRACE_MS / 1000  # from its answer on every pod has asked by 
 # The clock is Redis's own, as far as it goes on evenly: time that goes back stands still, and a leap forward is a new
 # birth, because keys that a leap has let run out are lost memory too. So is a time in which nobody asked.
 # A server that was just born knows of no slots: until every pod has told its own, each keeps what it had.
-# A key that holds something else than a lease is told by granted -1 and left alone; the others of the call go on.
+# A key that holds something else than a lease is told by granted -1 and left alone; the others of the call go on. What
+# else is found at clock or pods goes: either is every pod's, and to be without it is a new birth.
 SCRIPT: Final = """
 local t = redis.call('TIME')
 local wall = t[1] * 1000 + math.floor(t[2] / 1000)
 local ttl = tonumber(ARGV[2])
-local clock = redis.call('HMGET', KEYS[1], 'born', 'wall', 'now')
-local born, now = wall, wall
-if clock[1] then
-  born, now = tonumber(clock[1]), tonumber(clock[3])
-  local step = wall - tonumber(clock[2])
-  now = now + math.max(0, math.min(step, ttl))
-  if step > ttl then
-    born = now
+local reborn = false
+for i, kind in ipairs({'hash', 'zset'}) do
+  local found = redis.call('TYPE', KEYS[i]).ok
+  if found ~= 'none' and found ~= kind then
+    redis.call('DEL', KEYS[i])
+    reborn = true
   end
+end
+local clock = redis.call('HMGET', KEYS[1], 'born', 'wall', 'now')
+for i = 1, 3 do
+  clock[i] = string.match(clock[i] or '', '^%d+$') and tonumber(clock[i])
+end
+local born, now = wall, wall
+if clock[1] and clock[2] and clock[3] then
+  born, now = clock[1], clock[3]
+  local step = wall - clock[2]
+  now = now + math.max(0, math.min(step, ttl))
+  reborn = reborn or step > ttl
+end
+if reborn then
+  born = now
 end
 redis.call('HSET', KEYS[1], 'born', string.format('%.0f', born), 'wall', string.format('%.0f', wall),
            'now', string.format('%.0f', now))

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -225,6 +226,37 @@ def test_one_key_that_is_no_lease_costs_its_tenant_that_limit_and_no_other_anyth
     eventually(lambda: (pod.turn(), ask("acme"))[1], what="its leases again")
     assert told == [(key, False), (key, True)]
     assert pod.keeper.summary == "1 pods share"
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda client: client.set("{warden:eu}:clock", "mine"),
+        lambda client: client.hset("{warden:eu}:clock", "now", "later"),
+        lambda client: client.hdel("{warden:eu}:clock", "wall"),
+        lambda client: (client.delete("{warden:eu}:pods"), client.lpush("{warden:eu}:pods", "a", "b")),
+    ],
+    ids=["clock of another type", "no time", "half a clock", "pods of another type"],
+)
+def test_something_else_at_a_key_of_all_pods_is_a_new_birth_and_no_outage(server: RedisServer, broken: Any) -> None:
+    import redis  # noqa: PLC0415
+
+    aged(server)
+    pods = [Pod(server, name) for name in "ab"]
+    for pod in pods:
+        pod.turn()
+    admitted = sum(pod.admitted(30) for pod in pods)
+    began = time.monotonic()
+    broken(redis.Redis(port=server.port))
+    for _ in range(4):
+        for pod in pods:
+            pod.turn()
+            admitted += pod.admitted(30)
+    assert not any(pod.quotas.away for pod in pods)
+    assert [pod.keeper.summary for pod in pods] == ["2 pods share"] * 2
+    assert admitted <= 20 + 100 * (time.monotonic() - began) + 20, "a burst, what has flowed in, and what was out"
+    for pod in pods:
+        eventually(lambda pod=pod: (pod.turn(), pod.ask() is None)[1], what="leases of what has flowed in since")
 
 
 def test_tokens_that_come_back_late_never_put_more_there_than_a_full_bucket(server: RedisServer) -> None:
