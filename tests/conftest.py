@@ -11,14 +11,21 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
 
+_ALONE = ("copies", "issuer", "journal", "lifecycle")  # none of them uses the session's sidecars
+
+
 class _WiresBesideOthers(LoadScopeScheduling):
-    """Two groups for `-n 2`: the tests on the wires, which mostly wait, and all others.
+    """Three groups for `-n 2`: the tests on the wires, which mostly wait, beside all others; and whoever is done first
+    has those on the wires that start sidecars of their own.
 
     Each group in one process and in order, so that it starts one Triton, one Postgres and one sidecar a wire.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return "wires" if nodeid.startswith("tests/integration/wire/") else "others"
+        file = nodeid.partition("::")[0]
+        if not file.startswith("tests/integration/wire/"):
+            return "others"
+        return "alone" if file.removesuffix(".py").partition("/test_")[2] in _ALONE else "wires"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

@@ -61,7 +61,7 @@ def _build() -> AsgiWire:
     settings = load(config)
     python = os.environ[envoy.PYTHON_VARIABLE]
     command = (python, "-m", "sidecar.cli.main", "ship", "--config", str(config))
-    sidecar = Sidecar(settings, (command, envoy.child_environment()), python)
+    sidecar = Sidecar(settings, (command, envoy.child_environment()), python, listens=settings.addresses)
     sidecar.start()
     threading.Thread(target=_way_out, args=(sidecar, run), name="warden-drain", daemon=True).start()
     # Every call has its own deadline; the transport's must only never come first (its default is 60 s).

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from importlib.metadata import version
 from typing import Final
@@ -26,6 +26,7 @@ from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.journals import JournalDesk
 from sidecar.runtime.learn import Learner
 from sidecar.runtime.ledger import Terms, rebuild
+from sidecar.runtime.listening import Listening
 from sidecar.runtime.noted import Noted
 from sidecar.runtime.pools import MetricsPage, PoolPoller
 from sidecar.runtime.probe import UpstreamProbe
@@ -56,13 +57,20 @@ class Sidecar:
     """Built once per process; ``services`` and ``live`` are what a wire is given."""
 
     def __init__(
-        self, settings: Settings, ship: tuple[tuple[str, ...], Mapping[str, str]], python: str = sys.executable
+        self,
+        settings: Settings,
+        ship: tuple[tuple[str, ...], Mapping[str, str]],
+        python: str = sys.executable,
+        *,
+        listens: Iterable[str] = (),
     ) -> None:
-        """``ship``: the command line and environment of `warden ship`; ``python``: what compiles a changed bundle.
+        """``ship``: the command line and environment of `warden ship`; ``python``: what compiles a changed bundle;
+        ``listens``: addresses that must take connections before it is ready.
 
         Raises ``StartError``.
         """
         self.settings = settings
+        self._listening = Listening(listens)
         self.rooms: Rooms = build(settings)
         self.live = self.rooms.live
         self._journals = JournalDesk(self.rooms.journals, self.rooms.recorder, self.rooms.instruments)
@@ -289,9 +297,10 @@ class Sidecar:
         return {"process": Check(ok=True, detail=f"pid {os.getpid()}")}
 
     def _ready_checks(self) -> Mapping[str, Check]:
-        rooms = self.rooms
+        rooms, closed = self.rooms, self._listening.missing()
         policy = rooms.policies.current()
         checks = {
+            "listening": Check(not closed, f"not yet: {closed}" if closed else "every port"),
             "upstream": Check(self._probe.ready, self._probe.detail),
             # A Triton that won't say what its models are is served all the same, but for what can't be decided then.
             "models": Check(self._learner.asked, self._learner.detail),

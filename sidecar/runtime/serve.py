@@ -76,7 +76,7 @@ def serve_grpc(settings: Settings, config: Path) -> bool:
             "listen.tls.client_ca_file: on this wire, set require_client_certificate too (or --wire envoy)"
         )
     command = (sys.executable, "-m", "sidecar.cli.main", "ship", "--config", str(config.resolve()))
-    sidecar = Sidecar(settings, (command, dict(os.environ)))
+    sidecar = Sidecar(settings, (command, dict(os.environ)), listens=settings.addresses)
     return asyncio.run(_serve_grpc(sidecar))
 
 
@@ -111,10 +111,7 @@ async def _serve_grpc(sidecar: Sidecar) -> bool:
             loop.add_signal_handler(number, stop.set)
         asked = asyncio.create_task(stop.wait(), name="signal")
         ended = [asyncio.create_task(_ended(each), name="server") for each in (server, *bound)]
-        closed = [
-            asyncio.create_task(_closed(address), name="port")
-            for address in (settings.listen.grpc, *(each.address for each in settings.listeners))
-        ]
+        closed = [asyncio.create_task(_closed(address), name="port") for address in settings.addresses]
         await asyncio.wait({asked, *ended, *closed}, return_when=asyncio.FIRST_COMPLETED)
         by_itself = not asked.done()
         for task in closed:

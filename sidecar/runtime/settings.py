@@ -473,6 +473,11 @@ class Settings(_Section):
     quotas: QuotasSection = QuotasSection()
     bounds: BoundsSection = BoundsSection()
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Those that tenants call."""
+        return (self.listen.grpc, *(each.address for each in self.listeners))
+
     def of(self, jurisdiction: str) -> Self:
         """The same with one of ``audit.jurisdictions`` as if it were the only one."""
         return self.model_copy(update={"audit": self.audit.of(jurisdiction)})
