@@ -118,5 +118,5 @@ class TestTriton:
         killed_after_start(
             "triton", "start_triton", tmp_path / "triton", f", repository=pathlib.Path({str(repository)!r})"
         )
-        eventually(lambda: not processes_that_name(tmp_path), what="the end of Triton and its model", within_s=20)
+        eventually(lambda: not processes_that_name(tmp_path), what="the end of Triton and its model", within_s=60)
         assert set(Path("/dev/shm").glob("triton_python_backend_*")) <= before

@@ -65,7 +65,7 @@ def test_a_child_started_by_a_thread_outlives_the_thread(tmp_path: Path) -> None
 def test_a_child_dies_when_its_starter_is_killed(tmp_path: Path) -> None:
     starter = subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), *SLEEPER])
     written = tmp_path / "pid"
-    pid = int(eventually(lambda: written.exists() and written.read_text().strip(), what="the child", within_s=20))
+    pid = int(eventually(lambda: written.exists() and written.read_text().strip(), what="the child", within_s=60))
     eventually(lambda: up(tmp_path), what="the child's start")
     starter.kill()
     starter.wait()
