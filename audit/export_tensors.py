@@ -120,6 +120,8 @@ def _amiss(directory: Path, digest: str, salt: bytes, tensor: list[Any]) -> tupl
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return FaultKind.OBJECT_MISSING, "is not in the export"
+    except OSError as fault:
+        return FaultKind.OBJECT_ALTERED, f"cannot be read: {fault.strerror}"
     return None if found == digest else (FaultKind.OBJECT_ALTERED, "is not the file that was exported")
 
 

@@ -28,6 +28,7 @@ class _WiresBesideOthers(LoadScopeScheduling):
         return "alone" if file.removesuffix(".py").partition("/test_")[2] in _ALONE else "wires"
 
 
+@pytest.hookimpl(optionalhook=True)  # with `-p no:xdist` nobody asks
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Not xdist's own groups: its 3.8 finds none under pytest 9.2."""
     return _WiresBesideOthers(config, log)

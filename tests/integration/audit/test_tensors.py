@@ -345,6 +345,12 @@ def altered(out: Path) -> None:
     next((out / "tensors").iterdir()).write_bytes(b"other")
 
 
+def replaced_by_a_folder(out: Path) -> None:
+    removed_one = next((out / "tensors").iterdir())
+    removed_one.unlink()
+    removed_one.mkdir()
+
+
 def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     def act(out: Path) -> None:
         lines = lines_of(out)
@@ -359,6 +365,7 @@ def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     [
         (FaultKind.OBJECT_MISSING, removed),
         (FaultKind.OBJECT_ALTERED, altered),
+        (FaultKind.OBJECT_ALTERED, replaced_by_a_folder),
         (FaultKind.OBJECT_MISSING, changed(lambda line: line.pop("tensors"))),
         (FaultKind.OBJECT_MISSING, changed(lambda line: line["tensors"]["kept"].pop())),
         (FaultKind.OBJECT_ALTERED, changed(lambda line: line["tensors"]["kept"][0].update(sha256="0" * 64))),
