@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ WITHIN: Final = 600.0  # seconds
 _TEXT_CHARS: Final = 4_000  # of one text of an event; what is more is counted
 _VALUE_CHARS: Final = 200
 _FILE_BYTES: Final = 16 << 20
+_ASKER: Final = re.compile(r"(\b(?:https?|rediss?)://)[^/?#\s]*@")
+_QUERY: Final = re.compile(r"(\bhttps?://[^?\s]*\?)\S*")
 
 
 class _Stood(msgspec.Struct):
@@ -125,7 +128,10 @@ class Noted:
 
 
 def leaves(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Each setting by its dotted name; not those that may hold a password, which are shown nowhere."""
+    """Each setting by its dotted name; not those that may hold a password, which are shown nowhere.
+
+    Of a URL neither who asks nor its query: a log that forgets nothing is no place for what may stand there.
+    """
     match value:
         case BaseModel():
             inside = {each: getattr(value, each) for each, field in type(value).model_fields.items() if field.repr}
@@ -136,7 +142,7 @@ def leaves(value: object, name: str = "") -> Iterator[tuple[str, str]]:
         case None:
             return
         case _:
-            yield name, str(value)[:_VALUE_CHARS]
+            yield name, _ASKER.sub(r"\1…@", _QUERY.sub(r"\1…", str(value)))[:_VALUE_CHARS]
             return
     for each, inner in inside.items():
         yield from leaves(inner, f"{name}.{each}" if name else each)

@@ -77,6 +77,19 @@ def test_settings_are_told_by_their_dotted_names_and_none_that_may_hold_a_passwo
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("https://me:secret@host/jwks?key=secret", "https://…@host/jwks?…"),
+        ("https://me:se@cret@host/", "https://…@host/"),
+        ("http://host/v1/traces", "http://host/v1/traces"),
+        ("spiffe://cluster/ns/?cme/*", "spiffe://cluster/ns/?cme/*"),  # a pattern: a change of it is to be seen
+    ],
+)
+def test_of_a_url_neither_who_asks_nor_its_query_is_told(written: str, told: str) -> None:
+    assert dict(leaves(Outer(mode=written)))["mode"] == told
+
+
 def test_a_start_is_told_with_its_version_and_what_differs_from_the_last(log: Log) -> None:
     ((kind, first),) = log.take()
     assert (kind, first["version"]) == ("sidecar_started", "1.2")
