@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -16,6 +14,7 @@ import pytest
 from sidecar.cli.demo.postgres import THROW_AWAY, RunningPostgres, start_postgres
 from sidecar.cli.demo.process import StartError
 from sidecar.cli.demo.triton import start_triton
+from tests.support.regions import held, regions
 from tests.support.stack import ROOT, eventually
 
 pytestmark = pytest.mark.integration
@@ -123,16 +122,3 @@ class TestTriton:
         eventually(lambda: not processes_that_name(tmp_path), what="the end of Triton and its model", within_s=60)
         # Other Tritons of this machine begin and end meanwhile: theirs are in somebody's hands.
         eventually(lambda: not regions() - before - held(), what="the end of its models' shared memory", within_s=60)
-
-
-def regions() -> set[str]:
-    return {str(path) for path in Path("/dev/shm").glob("triton_python_backend_*")}
-
-
-def held() -> set[str]:
-    """The regions that a living process has mapped."""
-    found: set[str] = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # it has ended meanwhile
-            found |= set(re.findall(r"/dev/shm/triton_python_backend_\S+", maps.read_text()))
-    return found

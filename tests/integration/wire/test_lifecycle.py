@@ -26,13 +26,11 @@ from sidecar.cli.demo.stack import Parts
 from sidecar.cli.demo.triton import start_triton
 from tests.support import h2
 from tests.support.postgres import Server
+from tests.support.regions import held
 from tests.support.sidecar import Launch, Sidecar, echo, ended, hold, said, slow
 from tests.support.stack import ROOT, eventually, tensor
 
 pytestmark = pytest.mark.integration
-
-
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def cli(*arguments: str | Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
@@ -178,9 +176,9 @@ class TestMissingTriton:
         repository = tmp_path / "models"
         shutil.copytree(ROOT / "examples" / "models" / "echo", repository / "echo")
         shutil.copytree(ROOT / "tests" / "support" / "models" / "slow", repository / "slow")
-        others = set(_SHARED_MEMORY.glob("triton_python_backend_*"))
         triton = start_triton(tmp_path / "triton", repository)
-        regions = set(_SHARED_MEMORY.glob("triton_python_backend_*")) - others
+        regions = held(os.getpgid(triton.process.pid))  # not those of Tritons that start meanwhile
+        assert regions
         try:
             sidecar = own(parts=Parts(otlp, triton.addresses, postgres.create_database()))
             headers = sidecar.headers()
@@ -190,7 +188,7 @@ class TestMissingTriton:
                 os.killpg(triton.process.pid, signal.SIGKILL)  # with its models' processes
                 triton.process.wait()
                 for region in regions:
-                    region.unlink(missing_ok=True)
+                    Path(region).unlink(missing_ok=True)
                 *_, last = stream
                 assert last.error_message.startswith("[UPSTREAM_UNAVAILABLE]"), last.error_message
                 assert last.infer_response.id == "cut"
