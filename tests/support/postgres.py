@@ -6,11 +6,12 @@ import itertools
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property
@@ -51,10 +52,11 @@ class Server:
     def stop(self, *, immediate: bool = True) -> None:
         """As a crash would, unless told otherwise."""
         mode = "immediate" if immediate else "fast"
-        self._tools.pg_ctl(["-w", "-m", mode, "stop"], pgdata=self._server.pgdata, user=self._server.system_user)
+        data, user = self._server.pgdata, self._server.system_user
+        _begun(lambda: self._tools.pg_ctl(["-w", "-m", mode, "stop"], pgdata=data, user=user))
 
     def start(self) -> None:
-        self._server.ensure_postgres_running()
+        _begun(self._server.ensure_postgres_running)
 
     @contextmanager
     def hung(self) -> Iterator[None]:
@@ -130,6 +132,21 @@ class Server:
 
     def close(self) -> None:
         self._server.cleanup()
+
+
+def _begun(command: Callable[[], object]) -> None:
+    """Run what starts a process as another user, again where a signal ended that.
+
+    Only for another user Python forks, and gRPC's threads of this process may end the fork before it is the command.
+    """
+    for left in (2, 1, 0):
+        try:
+            command()
+        except subprocess.CalledProcessError as fault:
+            if fault.returncode >= 0 or not left:
+                raise
+        else:
+            return
 
 
 def _roomy_memory() -> str | None:
