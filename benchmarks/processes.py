@@ -33,9 +33,21 @@ def children(pid: int) -> list[int]:
 def ended_cpu_us(pid: int) -> float:
     """Of a process and of all that descend or descended from it: a server's, whose processes come and go.
 
-    By one look at the whole of /proc: ``children`` may leave some out while others end (proc(5)), which once made a
-    later sum the smaller one.
+    By looks at the whole of /proc: ``children`` may leave some out while others end (proc(5)). A look in which one
+    of the family may have ended is not believed, but for the last of many: it may have that one's time twice, or not
+    at all.
     """
+    (_, before), (ticks, family) = _look(pid), _look(pid)
+    for _ in range(100):
+        later, after = _look(pid)
+        if before <= family <= after:
+            break
+        before, ticks, family = family, later, after
+    return ticks * _TICK_US
+
+
+def _look(pid: int) -> tuple[int, set[int]]:
+    """The ticks of a family, with those of its members that were waited for, and who of it runs."""
     ticks: dict[int, int] = {}
     below: dict[int, list[int]] = {}
     for each in Path("/proc").iterdir():
@@ -44,12 +56,11 @@ def ended_cpu_us(pid: int) -> float:
                 fields = (each / "stat").read_text().rpartition(")")[2].split()
                 ticks[int(each.name)] = sum(map(int, fields[11:15]))  # with cutime and cstime: proc(5), 14 to 17
                 below.setdefault(int(fields[1]), []).append(int(each.name))
-    total, family = 0, [pid]
-    while family:
-        each_pid = family.pop()
-        total += ticks.get(each_pid, 0)
-        family += below.get(each_pid, [])
-    return total * _TICK_US
+    family, waiting = set[int](), [pid]
+    while waiting:
+        family.add(one := waiting.pop())
+        waiting += below.get(one, [])
+    return sum(ticks.get(one, 0) for one in family), family
 
 
 def running(program: str) -> int | None:
