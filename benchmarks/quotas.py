@@ -11,6 +11,7 @@ from typing import Final
 from sidecar.core.model import Demand, Denial, Instant, Limits, PoolSize, RequestRate, Reservation, Usage, replace
 from sidecar.quotas.leases import ROUND_S, LeaseKeeper, Posture
 from sidecar.quotas.local import LocalQuotas
+from sidecar.quotas.script import PER_LEASE
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.transports.render import ok
 
@@ -108,7 +109,11 @@ def _keeper(quotas: SharedQuotas) -> LeaseKeeper:
     """With a Redis that has enough of everything."""
 
     def run(keys: Sequence[str], arguments: Sequence[str]) -> list[int]:
-        return [1, *itertools.chain.from_iterable((int(arguments[5 + 7 * n]), 0) for n in range(len(keys) - 2))]
+        return [
+            1,
+            0,
+            *itertools.chain.from_iterable((int(arguments[6 + PER_LEASE * n]), 0) for n in range(len(keys) - 2)),
+        ]
 
     return LeaseKeeper(
         quotas, run, pod="p", prefix="eu", posture=Posture.FAIR_SHARE, monotonic=time.monotonic, between=random.uniform

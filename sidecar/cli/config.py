@@ -11,7 +11,7 @@ import typer
 
 from audit.seal import KeyFault, load_root_key, same_volume
 from sidecar.cli.common import CONFIG_VARIABLE, DEFAULT_CONFIG, Exit, JsonOption, absent, emit, fail
-from sidecar.quotas.leases import look
+from sidecar.quotas.reach import look
 from sidecar.runtime import compose, restricted, rootkeys, selfcheck
 from sidecar.runtime.ask import TritonDesk
 from sidecar.runtime.dsn import sidecar_dsn

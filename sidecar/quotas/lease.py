@@ -21,7 +21,8 @@ class Lease:
     ``owed``: spent in advance of the first lease, ``shared``: by fair share while Redis was away; both are told to
     Redis with the next round. ``used`` since the last round, ``usual`` a round, by which the next slice is sized.
     ``dry``: the whole had less than was asked for, so nothing may be spent in advance. ``full_ns``: when the whole will
-    be full again, as Redis told it last (mono): until then it has no more than what has come back by now (``whole``).
+    be full again, as Redis told it last (mono): until then it has no more than what has come back by now (``whole``),
+    by ``filling``, the part of its rate that comes in: some may be held back for pods that nobody hears of.
     ``told``: what a round that is under way takes from the whole.
     """
 
@@ -36,6 +37,7 @@ class Lease:
     usual: float = 0.0
     idle: int = 0  # rounds
     full_ns: int | None = None  # None: nothing was heard of it
+    filling: float = 1.0
     told: int = 0
     accrued: float = 0.0  # of a fair share, not whole units yet
 
@@ -60,12 +62,12 @@ class Lease:
         """Units that the whole has by now, if nobody else takes any; a whole that was never heard of is full."""
         if self.full_ns is None or at_ns >= self.full_ns:
             return self.capacity - self.told
-        return self.capacity - self.told - (self.full_ns - at_ns) * self.per_second / 1e9
+        return self.capacity - self.told - (self.full_ns - at_ns) * self.per_second * self.filling / 1e9
 
     def wait_ns(self, units: int, at_ns: int) -> int:
         """Until the whole has so many, if nobody else takes any."""
         missing = units - self.left - self.whole(at_ns)
-        return ceil(missing / self.per_second * 1e9) if missing > 0 and self.per_second > 0 else 0
+        return ceil(missing / (self.per_second * self.filling) * 1e9) if missing > 0 and self.per_second > 0 else 0
 
     @property
     def unused(self) -> bool:

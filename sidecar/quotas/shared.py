@@ -1,15 +1,15 @@
 """Requests, tokens and slots shared by many pods, of tenants, their models and keys: leases, spent in memory.
 
 What a lease holds was taken from the whole before it was handed out, so all pods together are never above the limit by
-more than the leases they hold: for each pod what it may spend in two rounds, and one advance (``advance``). Memory is
-not shared, as GPUs are not.
+more than the leases they hold: for each pod what it may spend in two rounds, and one advance (``advance``). A pod that
+Redis hears no more of adds its part until that is noticed (``LEASE_NS``); from then on the others leave it that part,
+until it must have stopped. Memory is not shared, as GPUs are not.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -19,11 +19,10 @@ from sidecar.quotas.account import Account
 from sidecar.quotas.agenda import Agenda
 from sidecar.quotas.lease import Lease, LeasedBudget, LeasedRate
 from sidecar.quotas.local import TENANT, Held, LocalQuotas, of_key, of_model
-from sidecar.quotas.wants import IDLE_ROUNDS, Want, top_up, want_of
+from sidecar.quotas.wants import IDLE_ROUNDS, Leases, Want, all_of, next_look, top_up, want_of
 
 __all__ = ["LEASE_NS", "Lease", "SharedQuotas", "Want"]
 
-_LOOK_AGAIN: Final = 4  # rounds after the last use: what is held beyond that use goes back; slots in use are renewed
 _SLOTS_SPARE: Final = 2  # slots above those in use, where there are enough for every pod
 _TURN: Final = 256  # tenants looked at before admissions have their turn
 LEASE_NS: Final = 5_000_000_000  # how long Redis keeps a pod's slots for it; without an answer they are others' then
@@ -32,31 +31,6 @@ _COUNTS_AS_MISSED: Final = {
     Reason.RATE_TOKENS: Quantity.TOKENS,
     Reason.CONCURRENCY: Quantity.CONCURRENCY,
 }
-
-
-@dataclass(slots=True)
-class _Leases:
-    """One account's: a tenant's, its model's or its key's."""
-
-    account: Account
-    requests: Lease
-    tokens: Lease
-    slots: int = 0  # leased
-    scarce: bool = False  # the whole had fewer slots than were asked for
-    turned_away: int = 0  # calls that found no slot since the last round
-    asked: bool = False  # whether any call came since
-    unasked: int = 0  # rounds without one
-    answered_ns: int | None = None  # when Redis told of its slots last
-    looked: int = 0  # the round that looked at it last
-    touched: bool = False  # the next one will
-    booked: int = 0  # the next one that will if nothing happens; 0: none
-
-    def of_time(self) -> Iterator[tuple[Quantity, Lease]]:
-        """Those that are limited."""
-        if self.account.limits.requests is not None:
-            yield Quantity.REQUESTS, self.requests
-        if self.account.limits.tokens_per_minute is not None:
-            yield Quantity.TOKENS, self.tokens
 
 
 class SharedQuotas(LocalQuotas):
@@ -69,18 +43,25 @@ class SharedQuotas(LocalQuotas):
     def __init__(self, *, round_s: float, fair: bool = True, pods: int | None = None) -> None:
         super().__init__()
         self._guard = threading.RLock()  # admissions take from leases, the round's thread puts into them
-        self._leases: dict[str, _Leases] = {}  # of those that hold any or ask for some, by whom they are for
+        self._leases: dict[str, Leases] = {}  # of those that hold any or ask for some, by whom they are for
         self._agenda = Agenda()  # a round looks at few of them: at 100,000 all of them took it 140 ms
         self._sharing: dict[str, None] = {}  # of those that go on by fair share, who has not all of its part
         self.round_s = round_s
         self._fair = fair
-        self.pods = pods or 1  # alive, as Redis counted them last
+        self.pods = pods or 1  # that share, as Redis counted them last
+        self.lost = 0  # of them, not heard of: what they may go on with is held back
         self._knows = pods is not None  # how many there are
+        self.goes_on = fair  # with its part of each limit, while Redis is away
         self.growing = False  # a call that runs asks for more; under the guard
         self.away = False  # Redis is; leases are then topped up by this pod's fair share, or not at all
         # It answers again, but others may not have asked yet: who came first would take what they still go on with.
         self.returning = False
         self._answered_ns: int | None = None  # when it answered last
+
+    @property
+    def has_part(self) -> bool:
+        """Whether it may go on, without Redis, with its part of each limit."""
+        return self.goes_on and self._knows
 
     # --- ports.Quotas ----------------------------------------------------------------------------------------------
 
@@ -139,7 +120,7 @@ class SharedQuotas(LocalQuotas):
     def _new_account(self, whom: str) -> Account:
         rate, budget = LeasedRate(self), LeasedBudget(self)
         account = Account(f"{TENANT}{whom}", rate=rate, budget=budget)
-        known, new = self._leases.get(whom), _Leases(account, rate.lease, budget.lease)
+        known, new = self._leases.get(whom), Leases(account, rate.lease, budget.lease)
         if known is not None:  # its account was forgotten because nothing ran; what Redis told of its slots still holds
             new.slots, new.scarce, new.answered_ns = known.slots, known.scarce, known.answered_ns
             account.slots = known.slots if known.slots or known.scarce else None
@@ -171,17 +152,17 @@ class SharedQuotas(LocalQuotas):
         if leases is None:
             assert isinstance(account.rate, LeasedRate)
             assert isinstance(account.budget, LeasedBudget)
-            leases = self._leases[whom] = _Leases(account, account.rate.lease, account.budget.lease)
+            leases = self._leases[whom] = Leases(account, account.rate.lease, account.budget.lease)
         self._touch(whom)
         most = limits.concurrency
         if most is not None:
             leases.asked = True
             account.slots = self._leased_slots(leases, most, now_ns)
 
-    def _leased_slots(self, leases: _Leases, most: int, now_ns: int) -> int:
+    def _leased_slots(self, leases: Leases, most: int, now_ns: int) -> int:
         answered_ns = leases.answered_ns
         if self.away if answered_ns is None else now_ns - answered_ns > LEASE_NS:  # it has none, or it has run out
-            return min(most, max(1, most // self.pods)) if self._fair and self._knows else 0
+            return min(most, max(1, most // self.pods)) if self.has_part else 0
         return min(most, leases.slots if leases.slots or leases.scarce else 1)
 
     def _missed(self, whom: str, short: Denial, demand: Demand) -> None:
@@ -201,7 +182,7 @@ class SharedQuotas(LocalQuotas):
 
         Nothing where the whole was short, nor while Redis is away, but once; never more than the whole can have.
         """
-        if lease.dry or (self.away and not (self._fair and lease.owed == lease.shared == 0)):
+        if lease.dry or (self.away and not (self.goes_on and lease.owed == lease.shared == 0)):
             return 0
         if self.returning and lease.full_ns is not None:
             return 0
@@ -236,7 +217,7 @@ class SharedQuotas(LocalQuotas):
                         found += self._tenants_wants(tenant, leases)
         return found
 
-    def _tenants_wants(self, tenant: str, leases: _Leases) -> list[Want]:
+    def _tenants_wants(self, tenant: str, leases: Leases) -> list[Want]:
         rounds = self._agenda.round - leases.looked if leases.looked else 1
         leases.looked, leases.touched = self._agenda.round, False
         found = []
@@ -251,13 +232,13 @@ class SharedQuotas(LocalQuotas):
         if not found and quiet and not leases.account.ledger.calls:
             del self._leases[tenant]
         else:
-            rounds = _next_look(leases)
+            rounds = next_look(leases)
             if not leases.booked or self._agenda.round + rounds < leases.booked:
                 leases.booked = self._agenda.round + rounds
                 self._agenda.later(tenant, rounds)
         return found
 
-    def _slots_wanted(self, tenant: str, leases: _Leases, rounds: int) -> Want | None:
+    def _slots_wanted(self, tenant: str, leases: Leases, rounds: int) -> Want | None:
         most, held = leases.account.limits.concurrency, leases.account.ledger.calls
         if most is None:
             return None
@@ -289,6 +270,7 @@ class SharedQuotas(LocalQuotas):
                 self._touch(want.whom)
             lease.told = 0
             lease.full_ns = (self._answered_ns or 0) + ceil(full_s * 1e9)
+            lease.filling = (self.pods - self.lost) / self.pods
 
     def spent(self, want: Want) -> None:
         """The key of this one holds no lease: whatever there was of it counts as spent, until it does."""
@@ -303,12 +285,12 @@ class SharedQuotas(LocalQuotas):
             else:
                 (leases.requests if want.kind is Quantity.REQUESTS else leases.tokens).dry = True
 
-    def answered(self, pods: int, now_ns: int) -> None:
-        """Redis did; ``pods`` are alive. ``now_ns``: when it was asked, on the clock of calls.
+    def answered(self, pods: int, lost: int, now_ns: int) -> None:
+        """Redis did; ``pods`` share, ``lost`` of them are not heard of. ``now_ns``: when it was asked (clock of calls).
 
         One that was just born has counted only those that have asked it: until all have, what was known before holds.
         """
-        self._answered_ns = now_ns
+        self._answered_ns, self.lost = now_ns, lost
         if self.returning:
             self.pods = max(self.pods, pods)
         else:
@@ -326,7 +308,7 @@ class SharedQuotas(LocalQuotas):
                     lease.shared += want.shared
                     lease.told = 0
                     if lease.full_ns is not None and lease.per_second > 0:
-                        lease.full_ns += ceil(want.units / lease.per_second * 1e9)
+                        lease.full_ns += ceil(want.units / (lease.per_second * lease.filling) * 1e9)
 
     def gone(self) -> None:
         """Redis is away from now on."""
@@ -340,11 +322,23 @@ class SharedQuotas(LocalQuotas):
     def back(self) -> None:
         """It answers again; what is held is told it at once."""
         with self._guard:
-            self.away, self.returning = False, self._fair
+            self.away, self.returning, self.goes_on = False, self._fair, self._fair
             tenants = tuple(self._leases)
         for some in _turns(tenants):
             with self._guard:
                 self._agenda.soon(*some)
+
+    def farewell(self) -> list[Want]:
+        """All that is held, given back: no call comes any more."""
+        found = []
+        with self._guard:
+            for whom, leases in self._leases.items():
+                found += [gone for kind, lease in leases.of_time() if (gone := all_of(whom, kind, lease)) is not None]
+                most = leases.account.limits.concurrency
+                if leases.slots and most is not None:
+                    leases.slots = 0
+                    found.append(Want(whom, Quantity.CONCURRENCY, most, 0.0, 0, 0, 0))
+        return found
 
     def fair_share(self, seconds: float) -> None:
         """While Redis is away: what this pod may go on with, its part of the rate; told to Redis later as shared.
@@ -375,14 +369,3 @@ class SharedQuotas(LocalQuotas):
 def _turns(tenants: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """A few at a time: admissions wait for whoever holds the guard."""
     return (tenants[start : start + _TURN] for start in range(0, len(tenants), _TURN))
-
-
-def _next_look(leases: _Leases) -> int:
-    """Rounds until it is looked at again, if nothing happens to it."""
-    idle = [lease.idle for _, lease in leases.of_time()]
-    if leases.account.limits.concurrency is not None:
-        idle.append(leases.unasked)
-    least = min(idle, default=IDLE_ROUNDS)
-    if least < _LOOK_AGAIN:
-        return _LOOK_AGAIN - least
-    return IDLE_ROUNDS - least if least < IDLE_ROUNDS else IDLE_ROUNDS

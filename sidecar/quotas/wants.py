@@ -1,17 +1,46 @@
-"""What one lease asks Redis for in a round, and what it is given of a fair share while Redis is away."""
+"""What the leases of one account ask Redis for in a round, and are given of a fair share while it is away."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
 from sidecar.core.model import Quantity
+from sidecar.quotas.account import Account
 from sidecar.quotas.lease import Lease
 
-__all__ = ["IDLE_ROUNDS", "Want", "top_up", "want_of"]
+__all__ = ["IDLE_ROUNDS", "Leases", "Want", "all_of", "next_look", "top_up", "want_of"]
+
+_LOOK_AGAIN: Final = 4  # rounds after the last use: what is held beyond that use goes back; slots in use are renewed
 
 IDLE_ROUNDS: Final = 20  # without use, after which a lease is returned
+
+
+@dataclass(slots=True)
+class Leases:
+    """One account's: a tenant's, its model's or its key's."""
+
+    account: Account
+    requests: Lease
+    tokens: Lease
+    slots: int = 0  # leased
+    scarce: bool = False  # the whole had fewer slots than were asked for
+    turned_away: int = 0  # calls that found no slot since the last round
+    asked: bool = False  # whether any call came since
+    unasked: int = 0  # rounds without one
+    answered_ns: int | None = None  # when Redis told of its slots last
+    looked: int = 0  # the round that looked at it last
+    touched: bool = False  # the next one will
+    booked: int = 0  # the next one that will if nothing happens; 0: none
+
+    def of_time(self) -> Iterator[tuple[Quantity, Lease]]:
+        """Those that are limited."""
+        if self.account.limits.requests is not None:
+            yield Quantity.REQUESTS, self.requests
+        if self.account.limits.tokens_per_minute is not None:
+            yield Quantity.TOKENS, self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +98,23 @@ def top_up(lease: Lease, units: float, most: int, *, owed: bool) -> None:
         lease.owed += added
     else:
         lease.shared += added
+
+
+def all_of(whom: str, kind: Quantity, lease: Lease) -> Want | None:
+    """What is left of a lease, given back, and what it owes told."""
+    if not (lease.left or lease.owed or lease.shared):
+        return None
+    want = Want(whom, kind, lease.capacity, lease.per_second, 0, lease.owed, lease.left, lease.shared)
+    lease.left = lease.owed = lease.shared = 0
+    return want
+
+
+def next_look(leases: Leases) -> int:
+    """Rounds until it is looked at again, if nothing happens to it."""
+    idle = [lease.idle for _, lease in leases.of_time()]
+    if leases.account.limits.concurrency is not None:
+        idle.append(leases.unasked)
+    least = min(idle, default=IDLE_ROUNDS)
+    if least < _LOOK_AGAIN:
+        return _LOOK_AGAIN - least
+    return IDLE_ROUNDS - least if least < IDLE_ROUNDS else IDLE_ROUNDS

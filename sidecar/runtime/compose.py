@@ -31,9 +31,10 @@ from sidecar.identity.jwt import Issuer, TokenVerifier
 from sidecar.identity.keys import KeyRing
 from sidecar.identity.persist import SnapshotFile
 from sidecar.identity.refresh import KeyRefresher
-from sidecar.quotas.leases import ROUND_S, Access, LeaseKeeper, Posture, connect
+from sidecar.quotas.leases import ROUND_S, LeaseKeeper, Posture
 from sidecar.quotas.local import LocalQuotas
 from sidecar.quotas.pool import Pool
+from sidecar.quotas.reach import Access, connect
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, location, restricted, tls
 from sidecar.runtime.copy_settings import CopyError
@@ -41,7 +42,8 @@ from sidecar.runtime.digests import ModelDigests
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.ids import RandomIds
 from sidecar.runtime.journals import TimedFiles, copies_of, open_journals
-from sidecar.runtime.settings import IssuerSection, KeysSection, RedisSection, RedisTlsSection, Settings
+from sidecar.runtime.quota_settings import RedisSection, RedisTlsSection
+from sidecar.runtime.settings import IssuerSection, KeysSection, Settings
 from sidecar.telemetry import logs
 from sidecar.telemetry.instruments import PrometheusInstruments
 from sidecar.transports.live import LiveRpcs
@@ -312,7 +314,7 @@ def _quotas(settings: Settings) -> tuple[LocalQuotas, LeaseKeeper | None]:
     keeper = LeaseKeeper(
         quotas, run, pod=f"{settings.sidecar.name}-{secrets.token_hex(4)}", prefix=settings.sidecar.region,
         posture=Posture(section.posture), monotonic=time.monotonic, between=random.uniform, told=_tell_leases,
-        key_told=_tell_key,
+        key_told=_tell_key, alone_s=section.alone,
     )  # fmt: skip
     return quotas, keeper
 

@@ -33,6 +33,7 @@ from sidecar.runtime.probe import UpstreamProbe
 from sidecar.runtime.selfcheck import SelfCheck
 from sidecar.runtime.settings import Settings
 from sidecar.runtime.shipper import Shipper
+from sidecar.runtime.succession import succeed
 from sidecar.runtime.watch import PolicyWatch
 from sidecar.telemetry import logs, readings
 from sidecar.telemetry.exposition import AddressUnavailable, AdminServer, Check
@@ -181,6 +182,7 @@ class Sidecar:
         rooms.keys.start()
         rooms.jwks_refresher.start()
         if rooms.leases is not None:
+            rooms.leases.predecessor = succeed(self.settings.audit.journal.directory, rooms.leases.pod)
             rooms.leases.start()
         self._probe.start()
         self._learner.start()

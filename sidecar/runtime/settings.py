@@ -17,6 +17,7 @@ from policies.yamlfile import Problem
 from sidecar.runtime.copy_settings import CopySection
 from sidecar.runtime.key_settings import MasterKeysSection, https_url
 from sidecar.runtime.object_settings import ObjectsSection, TensorStoreSection, place_of_objects
+from sidecar.runtime.quota_settings import QuotasSection
 
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
@@ -421,29 +422,6 @@ class TelemetrySection(_Section):
     otlp: OtlpSection | None = None
     ratio: float = Field(default=1.0, ge=0, le=1)  # of root traces that are sampled
     max_tenants: int = Field(default=60, ge=1, le=1000)  # series by tenant; the rest count as "(other)"
-
-
-class RedisTlsSection(_Section):
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
-
-
-class RedisSection(_Section):
-    """Where pods of one region share their tenants' requests, tokens and concurrency. Never across a jurisdiction."""
-
-    url: str = Field(pattern=r"^(redis|rediss|unix)://", repr=False)  # may hold a password
-    username: str | None = None
-    password_file: Path | None = None  # read again for each connection
-    tls: RedisTlsSection | None = None  # of rediss://; None: the system's authorities, no certificate of its own
-    posture: Literal["fair_share", "refuse"] = "fair_share"  # once the last lease is spent while it is away
-    pods: int | None = Field(
-        default=None, ge=1
-    )  # that share, for one that starts while it is away; None: no share then
-
-
-class QuotasSection(_Section):
-    redis: RedisSection | None = None  # without it every limit is each pod's own
 
 
 class BoundsSection(_Section):

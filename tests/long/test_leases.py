@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from sidecar.core.model import Demand, Denial, Instant, Limits, RequestRate, Usage
-from sidecar.quotas.leases import Access, LeaseKeeper, Posture, connect
+from sidecar.quotas.leases import LeaseKeeper, Posture
+from sidecar.quotas.reach import Access, connect
 from sidecar.quotas.shared import SharedQuotas
 from tests.support.redis import RedisServer
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sidecar.cli.main import build
-from sidecar.quotas.leases import Access, connect, look
+from sidecar.quotas.reach import Access, connect, look
 from tests.integration.quotas.test_leases import server
 from tests.support.certificates import Authority
 from tests.support.config import write

@@ -13,7 +13,9 @@ import pytest
 
 from sidecar.core.model import Demand, Denial, Instant, Limits, RequestRate, Reservation, Usage
 from sidecar.core.reasons import Reason
-from sidecar.quotas.leases import POD_TTL_MS, Access, LeaseKeeper, Posture, Timely, connect
+from sidecar.quotas.leases import LeaseKeeper, Posture
+from sidecar.quotas.reach import Access, Timely, connect
+from sidecar.quotas.script import POD_TTL_MS
 from sidecar.quotas.shared import SharedQuotas
 from tests.support.redis import RedisServer
 from tests.support.stack import eventually
@@ -65,7 +67,9 @@ def aged(server: RedisServer) -> None:
     import redis  # noqa: PLC0415
 
     now = int(time.time() * 1000)
-    redis.Redis(port=server.port).hset("{warden:eu}:clock", mapping={"born": 1, "wall": now, "now": now})
+    redis.Redis(port=server.port).hset(
+        "{warden:eu}:clock", mapping={"born": 1, "wall": now, "now": now, "flow": now, "began": 1}
+    )
 
 
 def test_a_tenants_first_call_is_let_in_before_there_is_a_lease(server: RedisServer) -> None:
@@ -283,7 +287,7 @@ def test_slots_are_as_fresh_as_the_answer_that_told_of_them(server: RedisServer)
         pod.turn()
     pod.quotas.pods = 3
     pod.now += 6.0  # its own were not asked for, for so long
-    pod.quotas.answered(3, int(pod.now * 1e9))
+    pod.quotas.answered(3, 0, int(pod.now * 1e9))
     assert pod.ask(limits) is not None  # its part of three is two, and three still run
 
 

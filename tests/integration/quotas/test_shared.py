@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,9 +48,15 @@ def test_one_limit_for_three_sidecars_while_redis_is_killed_and_a_pod_too(
         with first.bare() as one, second.bare() as two:
             running = fill(first, one, 6)
             eventually(lambda: not runs(second, two), what="the limit, at another pod", within_s=30)
-            os.kill(first.pid, signal.SIGKILL)
+            first.stack.stop_warden(signal.SIGKILL)
             eventually(lambda: runs(second, two), what="the killed pod's slots", within_s=30)
             assert len(running) >= 6
+        held_back = "3 pods share; 1 of them not heard of, whose part is held back"
+        eventually(lambda: second.ready()["redis"]["detail"] == held_back, what="it to be missed", within_s=30)
+        first.stack.start_warden()
+        eventually(lambda: share(second) == PODS, what="the one that takes its place to say so", within_s=60)
+        assert first.stack.stop_warden() == 0
+        eventually(lambda: share(second) == PODS - 1, what="who ends in order to take its leave", within_s=30)
 
 
 def fill(sidecar: Sidecar, bare: Bare, slots: int) -> list[object]:

@@ -9,7 +9,9 @@ import pytest
 
 from sidecar.core.model import Demand, Denial, Instant, Limits, RequestRate, Usage
 from sidecar.quotas import leases as leases_module
-from sidecar.quotas.leases import PODS, Access, LeaseKeeper, Posture
+from sidecar.quotas.leases import PODS, LeaseKeeper, Posture
+from sidecar.quotas.reach import Access
+from sidecar.quotas.script import PER_LEASE
 from sidecar.quotas.shared import SharedQuotas
 
 LIMITS = Limits(requests=RequestRate(100, 20), tokens_per_minute=6000, concurrency=8)
@@ -29,8 +31,8 @@ class Pod:
         )  # fmt: skip
 
     def run(self, keys: Sequence[str], arguments: Sequence[str]) -> list[int]:
-        asked = [int(arguments[2 + 7 * number + 3]) for number in range(len(keys) - 2)]
-        return self.lie([1, *(each for units in asked for each in (units, 0))])
+        asked = [int(arguments[3 + PER_LEASE * number + 3]) for number in range(len(keys) - 2)]
+        return self.lie([1, 0, *(each for units in asked for each in (units, 0))])
 
     def ask(self) -> bool:
         found = self.quotas.reserve("acme", "chat", LIMITS, Demand(tokens=1), Instant(0, 0), enforce=True)
@@ -51,14 +53,28 @@ def test_an_honest_one() -> None:
         lambda answer: [],
         lambda answer: answer[:-1],
         lambda answer: [*answer, 1],
-        lambda answer: [answer[0], *[10**12, 0] * (len(answer) // 2)],
-        lambda answer: [answer[0], *[-2, 0] * (len(answer) // 2)],
-        lambda answer: [answer[0], *[0, -1] * (len(answer) // 2)],
+        lambda answer: [*answer[:2], *[10**12, 0] * (len(answer) // 2 - 1)],
+        lambda answer: [*answer[:2], *[-2, 0] * (len(answer) // 2 - 1)],
+        lambda answer: [*answer[:2], *[0, -1] * (len(answer) // 2 - 1)],
         lambda answer: [0, *answer[1:]],
         lambda answer: [-(10**9), *answer[1:]],
         lambda answer: [PODS + 1, *answer[1:]],
+        lambda answer: [3, 3, *answer[2:]],
+        lambda answer: [3, -1, *answer[2:]],
     ],
-    ids=["nothing", "cut off", "more", "gives too much", "takes", "no time", "nobody", "less than nobody", "a crowd"],
+    ids=[
+        "nothing",
+        "cut off",
+        "more",
+        "gives too much",
+        "takes",
+        "no time",
+        "nobody",
+        "less than nobody",
+        "a crowd",
+        "none heard of",
+        "more than all heard of",
+    ],
 )
 def test_a_lying_one_counts_as_away_and_gives_nothing(lie: Answer) -> None:
     pod = Pod(lie)
@@ -112,7 +128,7 @@ class Broken(Pod):
         answer = super().run(keys, arguments)
         for number, key in enumerate(keys[2:]):
             if key in self.keys:
-                answer[1 + 2 * number] = -1
+                answer[2 + 2 * number] = -1
         return answer
 
     def call(self, tenant: str) -> None:
