@@ -366,6 +366,7 @@ class Sidecar:
         if isinstance(rooms.quotas, SharedQuotas) and rooms.leases is not None:
             shared, leases = rooms.quotas, rooms.leases
             watch("warden_quota_redis_up", lambda: float(not shared.away and not leases.unusable))
+            watch("warden_quota_missed_pods", lambda: float(shared.lost))
         watch("warden_keys_age_seconds", lambda: rooms.ring.age(time.time()) if rooms.ring else None)
         watch("warden_jwks_age_seconds", self._jwks_age)
         watch("warden_bundle_age_seconds", lambda: self._policy.age)

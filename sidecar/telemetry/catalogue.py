@@ -226,6 +226,10 @@ _CALLS: Final = (
         "warden_quota_redis_up",
         "1 while Redis answers for every lease, 0 while shared quotas go on without it or a key of it is no lease.",
     ),
+    _gauge(
+        "warden_quota_missed_pods",
+        "Pods that Redis doesn't hear of and that may go on: their part of quotas is held back.",
+    ),
     Metric(
         "gen_ai_server_request_duration_seconds",
         Kind.HISTOGRAM,
