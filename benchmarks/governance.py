@@ -206,8 +206,6 @@ def _timed(step: Callable[..., Any], spent: list[int]) -> Callable[..., Any]:
 def breakdown(made: Rig, calls: int) -> dict[str, float]:
     """Median µs per step, timed inside whole calls; the recorder's own steps without the journal's, shown apart."""
     spent: dict[tuple[str, str], list[int]] = {}
-    rooms, timer = made.rooms, _timed
-    log, recorder = rooms.journal, rooms.recorder
     inner: dict[str, list[int]] = {SEAL: [], WRITE: [], APPEND: []}
     ports = made.governor._ports  # noqa: SLF001 — measured from inside, on purpose
     policy = _Timed(ports.policies.current(), "policy", spent)
@@ -219,7 +217,6 @@ def breakdown(made: Rig, calls: int) -> dict[str, float]:
         policies=_Policies(policy),
     )
     plain, made.governor = made.governor, Governor(timed)
-    recorder._append = timer(log.append, inner[APPEND])  # noqa: SLF001 — as above
     restore = _time_guards(spent), _time_journal(inner)
     total: list[int] = []
     whole = _timed(made.govern, total)
@@ -231,7 +228,7 @@ def breakdown(made: Rig, calls: int) -> dict[str, float]:
     finally:
         for each in restore:
             each()
-        made.governor, recorder._append = plain, log.append  # noqa: SLF001 — as above
+        made.governor = plain
     return _told(spent, inner, total)
 
 
@@ -249,15 +246,16 @@ def _time_guards(spent: dict[tuple[str, str], list[int]]) -> Callable[[], None]:
 
 
 def _time_journal(inner: dict[str, list[int]]) -> Callable[[], None]:
-    encode, write = appending.encode_frame, writing.LiveSegment.write
+    encode, write, append = appending.encode_frame, writing.LiveSegment.write, appending.Appending.append
     patched: Any = appending
     patched.encode_frame = _timed(encode, inner[SEAL])
-    timed_write = _timed(write, inner[WRITE])
     segment: Any = writing.LiveSegment
-    segment.write = timed_write  # a function, so bound as the method it stands in for
+    segment.write = _timed(write, inner[WRITE])  # a function, so bound as the method it stands in for
+    journal: Any = appending.Appending
+    journal.append = _timed(append, inner[APPEND])
 
     def restore() -> None:
-        patched.encode_frame, segment.write = encode, write
+        patched.encode_frame, segment.write, journal.append = encode, write, append
 
     return restore
 
