@@ -20,8 +20,8 @@ from tritonclient.grpc import service_pb2 as kserve
 
 from benchmarks.processes import cpu_us, ended_cpu_us, running
 from benchmarks.routes import WIRES, warden
-from benchmarks.setup import STREAM
-from sidecar.cli.demo.stack import BUNDLE, Options, Parts, Stack
+from benchmarks.setup import STREAM, warden_stack
+from sidecar.cli.demo.stack import BUNDLE, Parts, Stack
 
 GREEDY: Final = 64
 MODEST: Final = 2
@@ -100,10 +100,7 @@ def _warden(kept: ExitStack, directory: Path, around: Parts, wire: str) -> Stack
     if not bundle.exists():
         _bundle(bundle)
     name = f"bench-neighbours-{wire}"
-    stack = Stack(
-        directory,
-        Options(parts=around, wire=wire, bundle=bundle, overrides={"sidecar": {"name": name}}, preferred_ports=False),
-    )
+    stack = warden_stack(directory, around, wire, bundle, name=name)
     stack.start()
     kept.callback(stack.stop)
     return stack

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.routes import WIRES
-from benchmarks.setup import lifted_bundle, unary_request
-from sidecar.cli.demo.stack import Options, Parts, Stack
+from benchmarks.setup import lifted_bundle, unary_request, warden_stack
+from sidecar.cli.demo.stack import Parts, Stack
 from sidecar.cli.demo.triton import Addresses
 from tests.support.http2 import Raw
 from tests.support.siege import issuers, suite
@@ -33,11 +33,9 @@ def measure(directory: Path, around: Parts, upstream: str, *, quick: bool) -> di
 
 @contextmanager
 def _sidecar(directory: Path, around: Parts, upstream: str, bundle: Path, wire: str) -> Iterator[Stack]:
-    directory.mkdir()
-    overrides = {"sidecar": {"name": f"bench-refusals-{wire}"}, "identity": {"issuers": issuers(directory)}}
     parts = Parts(around.otlp, Addresses(upstream, around.triton.http, around.triton.metrics), around.postgres_dsn)
-    options = Options(parts=parts, wire=wire, bundle=bundle, overrides=overrides, preferred_ports=False)
-    stack = Stack(directory / "stack", options)
+    named = {"name": f"bench-refusals-{wire}", "identity": {"issuers": issuers(directory.parent)}}
+    stack = warden_stack(directory, parts, wire, bundle, **named)
     stack.start()
     try:
         yield stack

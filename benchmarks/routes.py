@@ -12,9 +12,9 @@ from typing import Final
 
 from benchmarks import parts
 from benchmarks.processes import child, cpu_us
-from benchmarks.setup import lifted_bundle
+from benchmarks.setup import lifted_bundle, warden_stack
 from sidecar.cli.demo.process import end
-from sidecar.cli.demo.stack import Options, Parts, Stack
+from sidecar.cli.demo.stack import Parts
 from sidecar.cli.demo.triton import Addresses
 from sidecar.runtime.settings import load
 
@@ -84,18 +84,9 @@ def routes(directory: Path, around: Parts, upstream: str, *, hosted: bool = Fals
 
 def _warden(kept: ExitStack, directory: Path, around: Parts, upstream: str, bundle: Path, wire: str) -> Route:
     name = f"bench-{directory.parent.name}-{wire}"
-    stack = Stack(
-        directory,
-        Options(
-            parts=Parts(
-                around.otlp, Addresses(upstream, around.triton.http, around.triton.metrics), around.postgres_dsn
-            ),
-            wire=wire,
-            bundle=bundle,
-            overrides={"sidecar": {"name": name}},
-            preferred_ports=False,
-        ),
-    )
+    addresses = Addresses(upstream, around.triton.http, around.triton.metrics)
+    beside = Parts(around.otlp, addresses, around.postgres_dsn)
+    stack = warden_stack(directory, beside, wire, bundle, name=name)
     stack.start()
     kept.callback(stack.stop)
     assert stack.process is not None

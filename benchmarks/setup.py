@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 from tritonclient.grpc import service_pb2 as kserve
 
-from sidecar.cli.demo.stack import BUNDLE
+from sidecar.cli.demo.stack import BUNDLE, Options, Parts, Stack
 
 MODEL: Final = "reply"  # benchmarks/models/reply: vLLM's tensors, unary, answers at once
 STREAM_MODEL: Final = "slow"  # tests/support/models/slow: sends as many tokens as asked for, as fast as asked for
@@ -46,6 +46,16 @@ def lifted_bundle(directory: Path) -> Path:
         text = text.replace(old, new)
     tenant.write_text(text)
     return directory
+
+
+def warden_stack(directory: Path, around: Parts, wire: str, bundle: Path, *, name: str, **overrides: Any) -> Stack:
+    """A sidecar, not started, whose ``directory`` is two below the benchmark's own.
+
+    All store in one database, so they share its tenants' master keys, as they must.
+    """
+    keys = {"audit": {"keys": {"directory": str(directory.parents[1] / "tenant-keys")}}}
+    more = {"sidecar": {"name": name}, **keys, **overrides}
+    return Stack(directory, Options(parts=around, wire=wire, bundle=bundle, overrides=more, preferred_ports=False))
 
 
 def _string(text: bytes) -> bytes:
