@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +10,11 @@ import typer
 
 from audit.seal import KeyFault, load_root_key, same_volume
 from sidecar.cli.common import CONFIG_VARIABLE, DEFAULT_CONFIG, Exit, JsonOption, absent, emit, fail
-from sidecar.quotas.reach import look
-from sidecar.runtime import compose, restricted, rootkeys, selfcheck
-from sidecar.runtime.ask import TritonDesk
+from sidecar.cli.live import Live, ask
+from sidecar.runtime import compose, rootkeys
 from sidecar.runtime.dsn import sidecar_dsn
 from sidecar.runtime.settings import Settings, SettingsError, load
-from sidecar.triton.selfcheck import Finding, Severity
+from sidecar.triton.selfcheck import Finding
 
 app = typer.Typer(no_args_is_help=True, help="The sidecar's configuration: check.")
 
@@ -33,29 +31,28 @@ def check(
     ] = DEFAULT_CONFIG,
     *,
     live: Annotated[
-        bool, typer.Option("--live", help="Ask the running Triton and Redis too, as a running sidecar does.")
+        bool, typer.Option("--live", help="Ask the running Triton, Redis and databases too, as a running sidecar does.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
     """Say whether `warden serve` would start with FILE: its text, the bundle it names, its keys.
 
-    With --live also what is amiss with the Triton and the Redis that it names: a critical finding is a no, and so is a
-    Redis that cannot hold leases.
+    With --live also what is amiss with the Triton, the Redis and the databases that it names: a critical finding of
+    Triton's is a no, and so is a Redis that cannot hold leases or a database that is not this release's.
     """
     problems = _problems(file)
-    if live and not problems:
-        problems = _redis(file)
-    findings = _findings(file) if live and not problems else ()
-    bad = bool(problems) or findings is None or any(each.severity is Severity.CRITICAL for each in findings)
+    found = ask(load(file)) if live and not problems else Live()
+    problems += [f"{file}: {each}" for each in found.problems]
+    bad = bool(problems) or bool(found.away) or found.critical
     if json:
-        told = {"findings": [_told(each) for each in findings or ()]} if live else {}
+        told = {"findings": [_told(each) for each in found.findings], "away": list(found.away)} if live else {}
         emit({"ok": not bad, "problems": problems, **told})
-    elif problems:
-        fail(Exit.NO, f"{len(problems)} problem(s)\n" + "\n".join(problems))
-    for each in () if json else findings or ():
+    for each in () if json else found.findings:
         typer.echo(f"{each.severity} {each.name}: {each.detail}")
-    if findings is None:
-        fail(Exit.DEPENDENCY, f"{file}: good, but Triton at {load(file).triton.grpc} does not answer")
+    if problems and not json:
+        fail(Exit.NO, f"{len(problems)} problem(s)\n" + "\n".join(problems))
+    if found.away and not problems:
+        fail(Exit.DEPENDENCY, f"{file}: good, but " + "; ".join(found.away))
     if bad:
         raise typer.Exit(int(Exit.NO))
     if not json:
@@ -72,24 +69,6 @@ def _warnings(file: Path) -> list[str]:
 
 def _told(finding: Finding) -> dict[str, str]:
     return {"name": finding.name, "severity": finding.severity, "detail": finding.detail}
-
-
-def _findings(file: Path) -> tuple[Finding, ...] | None:
-    """What is amiss with Triton; None where it does not answer."""
-    settings = load(file)
-    bundle = compose.check(settings).current().bundle
-    secret = restricted.load(settings.triton.restricted_secret, os.environ)
-    assert not isinstance(secret, str), "checked before"
-    return selfcheck.once(settings, bundle, TritonDesk(settings.triton.grpc, secret))
-
-
-def _redis(file: Path) -> list[str]:
-    """What keeps Redis from holding leases; nothing where none is named."""
-    settings = load(file)
-    if settings.quotas.redis is None:
-        return []
-    fault = look(compose.redis_access(settings.quotas.redis), settings.sidecar.region)
-    return [f"{file}: quotas.redis: {fault}"] if fault else []
 
 
 def _problems(file: Path) -> list[str]:

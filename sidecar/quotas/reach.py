@@ -82,7 +82,7 @@ def look(access: Access, prefix: str) -> str:
     keys = [f"{{warden:{prefix}}}:check:{name}" for name in ("clock", "pods")]
     client = _client(access)
     try:
-        client.register_script(SCRIPT)(keys=keys, args=["check", str(POD_TTL_MS)])
+        client.register_script(SCRIPT)(keys=keys, args=["check", str(POD_TTL_MS), "0"])
         client.delete(*keys)
         policy = str(client.info("memory").get("maxmemory_policy", "noeviction"))
     except Exception as fault:  # noqa: BLE001 — whatever it says, that is what is amiss

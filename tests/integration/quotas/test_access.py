@@ -82,6 +82,7 @@ def test_config_check_live_asks_redis_and_plain_check_only_its_files(tmp_path: P
         path = write(tmp_path, quotas={"redis": {"url": server.url}})
         asked = CliRunner().invoke(build("config"), ["config", "check", "--live", str(path)])
         assert asked.exit_code == 1
+        assert "1 problem(s)" in asked.output  # neither Triton nor Postgres is there either
         assert "quotas.redis: AuthenticationError" in asked.output
         assert CliRunner().invoke(build("config"), ["config", "check", str(path)]).exit_code == 0
         path = write(tmp_path, quotas={"redis": {"url": server.url, "password_file": "absent"}})
