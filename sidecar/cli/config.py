@@ -62,9 +62,10 @@ def check(
 
 
 def _warnings(file: Path) -> list[str]:
-    """What keeps no sidecar from starting, but some of its tenants from calling."""
+    """What keeps no sidecar from starting, but some of its tenants from calling, or from what they asked for."""
     settings = load(file)
-    return compose.unkept_copies(settings, compose.check(settings).current().bundle.tenants)
+    tenants = compose.check(settings).current().bundle.tenants
+    return compose.unkept_copies(settings, tenants) + compose.unkept_tensors(settings, tenants)
 
 
 def _told(finding: Finding) -> dict[str, str]:

@@ -7,10 +7,11 @@ import pwd
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -159,8 +160,9 @@ def done(result: _T | Refusal) -> _T:
     return result
 
 
-def warn_of_unnamed(settings: Settings, tenant: str) -> None:
-    """Say on stderr where this machine's bundle doesn't serve ``tenant``: a credential for it would only be refused.
+def warn_of_unnamed(settings: Settings, tenant: str, models: Collection[str] = ()) -> None:
+    """Say on stderr where this machine's bundle doesn't serve ``tenant``, or gives it none of ``models``: a credential
+    for it would only be refused.
 
     Not a refusal: the sidecars may have a newer bundle than this machine.
     """
@@ -168,8 +170,16 @@ def warn_of_unnamed(settings: Settings, tenant: str) -> None:
     if isinstance(bundle, list):
         return  # `warden policy check` is who tells that
     found = bundle.tenants.get(tenant)
-    if found is not None and found.active:
+    if found is None or not found.active:
+        why = "is suspended in" if found is not None else "is not named by"
+        near = suggest(tenant, bundle.tenants) if found is None else ""
+        sys.stderr.write(
+            f"Warning: tenant {tenant} {why} {settings.policy.bundle}, so calls for it are refused{near}\n"
+        )
         return
-    why = "is suspended in" if found is not None else "is not named by"
-    near = suggest(tenant, bundle.tenants) if found is None else ""
-    sys.stderr.write(f"Warning: tenant {tenant} {why} {settings.policy.bundle}, so calls for it are refused{near}\n")
+    known = (*found.models, *found.aliases)
+    for model in models:
+        if not any(fnmatchcase(model, each) or fnmatchcase(each, model) for each in known):
+            near = suggest(model, known)
+            words = f"tenant {tenant} is given no model {model} by {settings.policy.bundle}"
+            sys.stderr.write(f"Warning: {words}, so calls for it are refused{near}\n")

@@ -87,7 +87,7 @@ def issue(
     desk = key_desk(config)
     with desk.transaction() as connection:
         issued = done(store.issue(connection, desk.office, new, at))
-    warn_of_unnamed(desk.settings, tenant)
+    warn_of_unnamed(desk.settings, tenant, new.models or ())
     _tell_secret(issued, as_json=as_json)
 
 

@@ -161,6 +161,14 @@ def unkept_copies(settings: Settings, tenants: Mapping[str, Tenant]) -> list[str
     return told
 
 
+def unkept_tensors(settings: Settings, tenants: Mapping[str, Tenant]) -> list[str]:
+    """Tenants that want tensors' bytes kept, where this sidecar has no store for any: records have digests alone."""
+    if any(settings.audit.of(each).objects is not None for each in settings.audit.jurisdictions):
+        return []
+    words = "audit.tensors: no audit.objects here, so of tensors only lengths and digests are kept"
+    return [f"tenant {name}: {words}" for name, tenant in sorted(tenants.items()) if tenant.audit.tensors is not None]
+
+
 def _listener_problems(settings: Settings, source: BundleSource | None, environment: Mapping[str, str]) -> list[str]:
     """What is wrong with the listeners that are bound to one principal."""
     problems = []

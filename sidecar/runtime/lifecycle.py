@@ -20,7 +20,7 @@ from sidecar.core.model import Denial, ParameterValue
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, selfcheck, tls
 from sidecar.runtime.ask import TritonDesk
-from sidecar.runtime.compose import Rooms, StartError, build, unkept_copies
+from sidecar.runtime.compose import Rooms, StartError, build, unkept_copies, unkept_tensors
 from sidecar.runtime.drain import Drain
 from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.journals import JournalDesk
@@ -195,8 +195,11 @@ class Sidecar:
         gc.collect()
         gc.freeze()
         sidecar = self.settings.sidecar
-        for words in unkept_copies(self.settings, rooms.policies.current().bundle.tenants):
+        tenants = rooms.policies.current().bundle.tenants
+        for words in unkept_copies(self.settings, tenants):
             logs.event(_LOG, logging.WARNING, "copy.unknown_store", detail=words)
+        for words in unkept_tensors(self.settings, tenants):
+            logs.event(_LOG, logging.WARNING, "tensors.no_store", detail=words)
         for bound in self.settings.listeners:
             logs.event(
                 _LOG, logging.WARNING, "listener.bound", address=bound.address, tenant=bound.principal.tenant,

@@ -262,6 +262,18 @@ def test_a_credential_for_a_tenant_that_no_bundle_names_is_made_with_a_warning(c
         assert "Warning" not in run(app, config, *(word.replace("acmee", "acme") for word in arguments)).stderr
 
 
+def test_a_key_for_a_model_that_its_tenant_is_not_given_is_made_with_a_warning(config: Path, tmp_path: Path) -> None:
+    write_bundle(tmp_path)
+    issue = ("issue", "--tenant", "six-slots", "--name", "n", "--models")
+    made = run(keys_command.app, config, *issue, "echo,ecco")
+    assert made.exit_code == 0, made.output
+    wanted = f"tenant six-slots is given no model ecco by {tmp_path / 'bundle'}, so calls for it are refused"
+    assert [line for line in made.stderr.splitlines() if line.startswith("Warning")] == [
+        f'Warning: {wanted}; did you mean "echo"?'
+    ]
+    assert "Warning" not in run(keys_command.app, config, *issue, "echo,slow").stderr
+
+
 def test_the_scopes_of_a_key_are_shown_and_kept(config: Path) -> None:
     made = answer(
         keys_command.app, config, "issue", "--tenant", "acme", "--name", "n", "--methods", "ModelInfer,ModelReady",

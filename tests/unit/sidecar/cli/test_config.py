@@ -19,6 +19,8 @@ from sidecar.runtime.settings import load
 from tests.support.config import DEMO_BUNDLE, document, write
 from tests.support.journal import open_journal
 
+NO_STORE = "audit.tensors: no audit.objects here, so of tensors only lengths and digests are kept"
+
 
 def run(*arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, ["check", *arguments])
@@ -96,6 +98,21 @@ def test_a_key_on_the_journals_volume_is_a_warning(tmp_path: Path) -> None:
     code, out, err = run(str(path))
     assert (code, out) == (0, f"{path}: good\n")
     assert "on the journal's own volume" in err
+
+
+def test_tensors_that_are_to_be_kept_and_have_no_store_are_a_warning(tmp_path: Path) -> None:
+    bundle = shutil.copytree(DEMO_BUNDLE, tmp_path / "bundle")
+    audit = {"level": "full", "retention": "30d", "tensors": {"keep": "1MiB"}}
+    residency = {"processing": ["EU"], "storage": ["EU"], "telemetry": "withheld"}
+    told = {"tenant": "a", "plan": "gold", "status": "active", "models": ["*"], "audit": audit, "residency": residency}
+    (bundle / "tenants" / "a.yaml").write_text(json.dumps(told))
+    path = write(tmp_path, policy={"bundle": "bundle"})
+    code, out, err = run(str(path))
+    assert (code, out) == (0, f"{path}: good\n")
+    assert err == f"warning: tenant a: {NO_STORE}\n"
+    objects = {"jurisdiction": "EU", "directory": str(tmp_path / "objects")}
+    stored = {**document(tmp_path)["audit"], "objects": objects}
+    assert run(str(write(tmp_path, policy={"bundle": "bundle"}, audit=stored))) == (0, f"{path}: good\n", "")
 
 
 def test_a_root_key_that_was_removed_before_its_segments_were_stored_is_told(tmp_path: Path) -> None:
