@@ -8,6 +8,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from audit.filekeys import FileKeys
 from audit.keys import Survivors
 from audit.opening import Opener
 from audit.retain import retain
-from tests.integration.audit.test_erasing import COPIES, Desk, erasing_alice, officer
+from tests.integration.audit.test_erasing import COPIES, Desk, as_officer, confirming, erasing_alice, officer
 from tests.integration.audit.test_verify import check
 from tests.support.postgres import Server, query
 from tests.support.store import completed, keys_in, signer_of
@@ -98,21 +99,26 @@ def certificates(desk: Desk) -> dict[str, str]:
     return {name: "done" if done else "pending" if erased else "requested" for name, erased, done in rows}
 
 
-def test_an_erasure_that_is_killed_anywhere_happened_or_did_not(desk: Desk) -> None:
+@pytest.mark.parametrize("people", [1, 2])
+def test_an_erasure_that_is_killed_anywhere_happened_or_did_not(desk: Desk, people: int) -> None:
+    """Of two people's, the second one's confirmation is; of one's, the whole."""
+    ada, bob = as_officer(desk, "ada"), as_officer(desk, "bob")
     for n in steps():
-        subject, call = f"s{n}", f"c{n}"
+        subject, call, name = f"s{n}", f"c{n}", f"e{n}"
         assert n < SUBJECTS
-        before = desk.opened()
-
-        def erase(n: int = n) -> None:
-            desk.act(erasing_alice, name=f"e{n}", subject=f"s{n}")
-
-        killed = killed_at(n, erase)
-        after, told = desk.opened(), certificates(desk).get(f"e{n}")
+        before, asked = desk.opened(), None
+        if people == 2:
+            asked = ada.erase(subject, two_people=True, name=name).state
+            assert asked == "requested"
+            act = partial(bob.act, confirming, name=name)
+        else:
+            act = partial(desk.act, erasing_alice, name=name, subject=subject)
+        killed = killed_at(n, act)
+        after, told = desk.opened(), certificates(desk).get(name)
         assert after == before | ({call: "erased"} if told == "pending" else {}), (n, told)
-        if told is None:
+        if told == asked:
             assert after[call] == subject
-            desk.act(erasing_alice, name=f"e{n}", subject=subject)
+            act()
             assert desk.opened() == before | {call: "erased"}
         if not killed:
             break
