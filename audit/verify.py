@@ -6,7 +6,7 @@ Trust comes from outside the database: the jurisdiction's root key (or verifier 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
@@ -46,6 +46,7 @@ from audit.tlog import NoteError, Verifier, cosignature_time, parse_note
 __all__ = ["Options", "Report", "ResumeError", "verify"]
 
 CHUNK: Final = 10_000  # leaves whose rows are checked at once
+JOBS_FROM: Final = 200_000  # on two cores; what two processes take to begin, one reads 80,000 records in
 STATEMENT_MS: Final = 600_000
 STALE: Final = timedelta(hours=24)  # a log that grew and was not heard of for so long ended without a word
 YOUNG: Final = timedelta(minutes=10)  # what is younger, the fleet's log may not have taken up yet
@@ -77,6 +78,7 @@ class Options:
     resume_key: bytes = b""
     full_every: timedelta | None = None
     jobs: int = 1
+    jobs_from: int = JOBS_FROM  # leaves still to check: fewer are read by one
     progress: Callable[[int, int], None] | None = None  # (leaves checked, of)
 
 
@@ -106,7 +108,7 @@ class _Verification:
         rows = self._connection.execute(sa.select(c.log, c.next_position, c.frontier, c.born_at).order_by(c.log)).all()
         self._total = sum(row.next_position for row in rows)
         self._check_fleet(next((row for row in rows if row.log == FLEET), None))
-        with self._pool() as pool:
+        with self._pool(row.log for row in rows) as pool:
             for row in rows:
                 if row.log != FLEET:
                     self._check_log(row, pool)
@@ -135,8 +137,9 @@ class _Verification:
         closed = {log for log, (_, closed) in self._fleet.last.items() if closed}
         return [log for log, detail in told.items() if log not in closed and not detail.get("copied_to")]
 
-    def _pool(self) -> AbstractContextManager[Pool | None]:
-        if self._options.jobs <= 1:
+    def _pool(self, logs: Iterable[str]) -> AbstractContextManager[Pool | None]:
+        known = sum(self._resume.tree(log).size for log in logs)
+        if self._options.jobs <= 1 or self._total - known < self._options.jobs_from:
             return nullcontext()
         snapshot = self._connection.scalar(sa.text("SELECT pg_export_snapshot()"))
         return Pool(self._options.jobs, self._dsn, str(snapshot))

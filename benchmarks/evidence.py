@@ -151,7 +151,9 @@ def _stored(dsn: str, calls: int) -> int:
 def _verified(dsn: str, calls: int) -> dict[str, int]:
     rates = {}
     for jobs in (1, 2):
-        options = Options(lambda log: log_signer(_ROOT, origin_of("EU", log)).verifier, datetime.now(UTC), jobs=jobs)
+        options = Options(
+            lambda log: log_signer(_ROOT, origin_of("EU", log)).verifier, datetime.now(UTC), jobs=jobs, jobs_from=0
+        )
         began = time.perf_counter()
         report = verify(dsn, options, jurisdiction="EU")
         assert report.ok, report.faults

@@ -32,7 +32,7 @@ def keys(log: str):
 
 def check(dsn: str, anchor: Path | None = None, *, later: timedelta = timedelta(), jobs: int = 1) -> Report:
     notes = [] if anchor is None else read_notes(anchor)[-1:]
-    return verify(dsn, Options(keys, datetime.now(UTC) + later, notes, jobs=jobs), jurisdiction="EU")
+    return verify(dsn, Options(keys, datetime.now(UTC) + later, notes, jobs=jobs, jobs_from=0), jurisdiction="EU")
 
 
 def fill(dsn: str, directory: Path, *, calls: int = 12, rounds: int = 3, journal: FakeJournal | None = None) -> str:
