@@ -34,7 +34,7 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
 
 class Source(Protocol):
-    """A journal that is followed (``sidecar.runtime.shipping`` has the real one, tests/support/store.py the fake)."""
+    """A journal that is followed: ``sidecar.runtime.journal_source``, in tests ``tests.support.store``."""
 
     @property
     def identity(self) -> str:

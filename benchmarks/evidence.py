@@ -28,7 +28,8 @@ from audit.verify import Options, verify
 from benchmarks.processes import children, ended_cpu_us
 from sidecar.core.model import Secret
 from sidecar.runtime import migrate
-from sidecar.runtime.shipping import JournalSource, collect_seldom, keep_memory
+from sidecar.runtime.journal_source import JournalSource
+from sidecar.runtime.shipping import collect_seldom, keep_memory
 from tests.support.journal import put
 from tests.support.store import completed, content
 

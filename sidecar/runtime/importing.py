@@ -31,9 +31,10 @@ from audit.vault import Vault
 from sidecar.core.model import Secret
 from sidecar.runtime import clock
 from sidecar.runtime.dsn import sidecar_dsn
+from sidecar.runtime.journal_source import JournalSource
 from sidecar.runtime.masterkeys import keys_of
 from sidecar.runtime.settings import Settings
-from sidecar.runtime.shipping import JournalSource, alone, content_root, load_sealer, tensor_store
+from sidecar.runtime.shipping import alone, content_root, load_sealer, tensor_store
 
 __all__ = ["ALIVE_S", "ImportFaultError", "Imported", "import_journal"]
 

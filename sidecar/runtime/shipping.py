@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import gc
-import json
 import logging
 import os
 import random
@@ -16,25 +15,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Final
 
 from sqlalchemy import Engine
 
 from audit import store
-from audit.assemble import CallRecord, Place
+from audit.assemble import CallRecord
 from audit.content import ContentSealer
 from audit.fleet import FileAnchor, Fleet
-from audit.follow import Follower, write_shipped
 from audit.logbook import ForkError, LogBook
 from audit.objects import StoreAt
 from audit.poison import PoisonKeeper
 from audit.rootkeys import Root
 from audit.seal import KeyFault, load_root_key
-from audit.segments import FaultKind, SegmentInfo
-from audit.ship import Bounds, Item, Parts, Shipper, Status
-from audit.spool import write_whole
+from audit.ship import Bounds, Parts, Shipper, Status
 from audit.tlog import parse_verifier
 from audit.uploading import UploadTo
 from audit.vault import Vault
@@ -42,9 +37,11 @@ from audit.witness import Witness
 from sidecar.core.model import Secret
 from sidecar.runtime.copy_settings import CopyError, store_of
 from sidecar.runtime.dsn import sidecar_dsn
+from sidecar.runtime.journal_source import JournalSource
 from sidecar.runtime.masterkeys import keys_of
 from sidecar.runtime.object_settings import objects_at
 from sidecar.runtime.settings import Settings
+from sidecar.runtime.ship_report import reporting
 from sidecar.runtime.stranded import refuse_stranded
 from sidecar.telemetry import logs
 from sidecar.telemetry.export import SpanPump, exporter_for
@@ -52,7 +49,6 @@ from sidecar.telemetry.spans import resource_of, span_of, to_be_exported
 
 __all__ = [
     "AlreadyShippingError",
-    "JournalSource",
     "alone",
     "anchor_store",
     "bind_to_parent",
@@ -67,7 +63,6 @@ __all__ = [
 ]
 
 _LOG: Final = logging.getLogger("warden.ship")
-REPORT_SECONDS: Final = 1.0
 LOCK_SECONDS: Final = 15.0  # to wait for the shipper before us to finish its batch
 SPANS_GRACE: Final = 3.0  # seconds to send what is queued on stop
 KEPT_BYTES: Final = 32 * 2**20  # of free memory at the end of the heap
@@ -80,85 +75,6 @@ _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 class AlreadyShippingError(Exception):
     """Another process ships this journal."""
-
-
-class JournalSource:
-    """``audit.ship.Source`` over the real journal."""
-
-    def __init__(self, directory: Path, root: Root) -> None:
-        self._told_to = partial(write_shipped, directory)
-        self._follower = Follower(directory, root)
-        self._entry_bytes = 512.0  # of one entry, a running mean: the follower knows what waits in bytes
-        self._told_of: tuple[SegmentInfo, Place] | None = None
-        self._shipped = self._told = -1
-        self._told_at = 0.0
-
-    @property
-    def identity(self) -> str:
-        return self._follower.identity
-
-    def seek(self, sequence: int) -> None:
-        self._follower.seek(sequence)
-
-    def read(self, limit: int) -> Sequence[Item]:
-        """Raises OSError, also where the journal is sealed under another key: skipping it would let it be deleted."""
-        self._tell_in_time()  # the last of a backlog may come within the second: a full journal waits for it
-        follower, start = self._follower, self._follower.sequence
-        found = follower.read(limit)
-        items = [Item(sequence, data, self._place(info)) for sequence, data, info in found]
-        locked = next((fault for fault in follower.faults if fault.kind is FaultKind.KEY), None)
-        if locked is not None:
-            follower.faults.clear()
-            follower.seek(start)
-            raise OSError(locked.detail)
-        if items:
-            nbytes = sum(len(item.data) for item in items)
-            self._entry_bytes += (nbytes / len(items) - self._entry_bytes) * 0.1
-        return items
-
-    def _place(self, info: SegmentInfo) -> Place:
-        """The same for all of a segment."""
-        if self._told_of is None or self._told_of[0] is not info:
-            place = Place(
-                info.sidecar,
-                info.journal,
-                info.region,
-                info.jurisdiction,
-                info.evidence,
-                info.telemetry,
-                info.store,
-                info.open_from,
-            )
-            self._told_of = (info, place)
-        return self._told_of[1]
-
-    def waiting(self) -> int:
-        """About how many entries wait to be read, from their bytes."""
-        try:
-            return round(self._follower.waiting() / self._entry_bytes)
-        except OSError:
-            return 0
-
-    def sync(self) -> None:
-        self._follower.sync()
-
-    def shipped(self, sequence: int) -> None:
-        """Told to the journal at most once a second: it costs an fsync, and only frees old segments."""
-        self._shipped = sequence
-        self._tell_in_time()
-
-    def _tell_in_time(self) -> None:
-        if time.monotonic() - self._told_at >= REPORT_SECONDS:
-            self._tell()
-
-    def _tell(self) -> None:
-        if self._shipped != self._told:
-            self._told_to(self._shipped)
-            self._told, self._told_at = self._shipped, time.monotonic()
-
-    def close(self) -> None:
-        self._tell()
-        self._follower.close()
 
 
 # --- the process --------------------------------------------------------------------------------------------------
@@ -328,7 +244,7 @@ def ship(settings: Settings, root: Root, stop: threading.Event) -> None:
             shipments = [Shipment(settings, each, root, pump, stop) for each in settings.audit.jurisdictions]
             for each in shipments:
                 each.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _reporting(directory / "ship.json", shipments, pump):
+            with reporting(directory / "ship.json", shipments, pump):
                 _run(shipments, stop)
     finally:
         if pump is not None:
@@ -407,79 +323,3 @@ def alone(directory: Path, stop: threading.Event) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _reporting(path: Path, shipments: Sequence[Shipment], pump: SpanPump | None) -> Iterator[None]:
-    """Write the report each second (sidecar.telemetry.shipfile reads it), and a last time at the end."""
-    done = threading.Event()
-
-    def run() -> None:
-        told: dict[str, str | None] = {}
-        while True:
-            last = done.wait(REPORT_SECONDS)
-            for each in shipments:
-                told[each.jurisdiction] = _tell(each, told.get(each.jurisdiction))
-            try:
-                write_whole(path, _report(shipments, pump), durable=False)
-            except OSError as fault:
-                logs.event(_LOG, logging.ERROR, "report.unwritten", path=str(path), error=fault.strerror)
-            if last:
-                return
-
-    thread = threading.Thread(target=run, name="report", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(REPORT_SECONDS)
-
-
-def _tell(shipment: Shipment, told: str | None) -> str | None:
-    """Log a trouble when it begins, and its end."""
-    status, place = shipment.status, shipment.jurisdiction
-    trouble = status.last_error
-    if trouble is not None and told is None:
-        logs.event(
-            _LOG, logging.ERROR, "ship.waiting", jurisdiction=place, error=trouble, lag_records=status.lag_records
-        )
-    if trouble is None and told is not None:
-        logs.event(_LOG, logging.INFO, "ship.resumed", jurisdiction=place, rows=status.rows)
-    return trouble
-
-
-def _report(shipments: Sequence[Shipment], pump: SpanPump | None) -> bytes:
-    counts = pump.counts if pump is not None else None
-    report: dict[str, object] = {
-        "databases": {each.jurisdiction: _of(each.status) for each in shipments},
-        "spans_exported": counts.exported if counts else 0,
-        "spans_failed": counts.failed if counts else 0,
-        "spans_dropped": counts.dropped if counts else 0,
-    }
-    return json.dumps(report).encode()
-
-
-def _of(status: Status) -> dict[str, object]:
-    return {
-        "shipped_sequence": status.shipped_sequence,
-        "position": status.position,
-        "lag_records": status.lag_records,
-        "oldest_unshipped_at": status.oldest_unshipped_at,
-        "last_error": status.last_error,
-        "rows": status.rows,
-        "poisoned": status.poisoned,
-        "open_calls": status.open_calls,
-        "database_up": status.database_up,
-        "log": status.log,
-        "signed_size": status.signed_size,
-        "tampered": status.tampered,
-        "room_until": status.upkeep.room_until if status.upkeep else None,
-        "retained_at": status.upkeep.retained_at if status.upkeep else None,
-        "anchor_trouble": status.anchor_trouble,
-        "witness_trouble": status.witness_trouble,
-        "objects_trouble": status.objects_trouble,
-        "objects_oldest": status.objects_oldest,
-        "objects_bytes": status.objects_bytes,
-        "objects_stored": status.objects_stored,
-    }

@@ -25,7 +25,7 @@ from audit.opening import Opener
 from policies.residency import Place
 from sidecar.core.governor import Recorded
 from sidecar.core.model import Instant
-from sidecar.runtime.shipping import JournalSource
+from sidecar.runtime.journal_source import JournalSource
 from sidecar.telemetry.spans import resource_of, span_of, to_be_exported
 from tests.support import store as shipping_parts
 from tests.support.journal import ROOMY, ROOT, entries

@@ -1,4 +1,4 @@
-"""sidecar.runtime.shipping: the journal as the shipper sees it, in bounded bites."""
+"""sidecar.runtime.journal_source: the journal as the shipper sees it, in bounded bites."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from audit.follow import READ_BYTES, read_shipped
 from audit.journal import Bounds, Journal
 from audit.segments import Origin
 from sidecar.core.model import Secret
-from sidecar.runtime.shipping import JournalSource
+from sidecar.runtime.journal_source import JournalSource
 
 ROOT = Secret(b"r" * 32)
 
