@@ -64,8 +64,7 @@ def check(
 def _warnings(file: Path) -> list[str]:
     """What keeps no sidecar from starting, but some of its tenants from calling, or from what they asked for."""
     settings = load(file)
-    tenants = compose.check(settings).current().bundle.tenants
-    return compose.unkept_copies(settings, tenants) + compose.unkept_tensors(settings, tenants)
+    return [words for _, words in compose.unkept(settings, compose.check(settings).current().bundle.tenants)]
 
 
 def _told(finding: Finding) -> dict[str, str]:

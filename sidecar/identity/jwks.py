@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
@@ -19,6 +21,7 @@ _LOG: Final = logging.getLogger("warden.identity")
 MAX_SET: Final = 256 * 1024  # bytes of a JWK set
 MAX_KEYS: Final = 256
 MIN_RSA_BITS: Final = 2048  # RFC 7518 §3.3
+_KID_CHARS: Final = 100  # of one that is told
 _PRIVATE: Final = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 # kty, crv → the algorithms such a key may serve.
 _ALGORITHMS: Final[Mapping[tuple[str, str], tuple[str, ...]]] = {
@@ -42,6 +45,18 @@ class KeySet:
             return self.by_kid.get(kid)
         every = (*self.by_kid.values(), *self.unnamed)
         return every[0] if len(every) == 1 else None
+
+
+def named(keys: KeySet) -> dict[str, str]:
+    """Each key by its kid: its algorithm, and the first 16 hex digits of its public key's SHA-256 (as DER). What a kid
+    says is the issuer's, so one is told no further than a name need be; a key without one goes by its digest.
+    """
+    told = {}
+    for kid, key in [*keys.by_kid.items(), *((None, key) for key in keys.unnamed)]:
+        public = key.key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        mark = hashlib.sha256(public).hexdigest()[:16]
+        told[mark if kid is None else kid[:_KID_CHARS]] = f"{key.algorithm_name} {mark}"
+    return told
 
 
 class _Refused(Exception):  # noqa: N818 — control flow inside this module, never seen outside
@@ -148,6 +163,7 @@ class JwksSource:
     max_stale: float = 24 * 3600.0
     wanted: threading.Event = field(default_factory=threading.Event)
     condition: Condition = Condition()
+    names: Mapping[str, str] = field(default_factory=dict)  # of the keys, as ``named`` tells them
     _keys: KeySet | None = None
 
     def keys(self, at: float) -> KeySet | None:
@@ -171,7 +187,7 @@ class JwksSource:
                 self.condition = Condition(self.condition.confirmed_at, f"refused: {found}")
                 self.fetch.forget()
                 return False
-            self._keys = found
+            self._keys, self.names = found, named(found)
         self.condition = Condition(at)
         return True
 
@@ -186,12 +202,17 @@ def source_for(location: str, algorithms: tuple[str, ...], monotonic: Callable[[
     return JwksSource(fetch, algorithms)
 
 
+def _nobody_asks() -> None:
+    """Nobody wants to know of refreshes."""
+
+
 class JwksRefresher:
     """A daemon thread for each source, so that one issuer's slow server doesn't hold up another's rotation."""
 
     def __init__(self, sources: Sequence[JwksSource], clock: Callable[[], float]) -> None:
         """``clock`` gives seconds since the UNIX epoch."""
         self._clock = clock
+        self.refreshed: Callable[[], None] = _nobody_asks  # called after each refresh, on the thread of its source
         self._stopping = threading.Event()
         self._sources = tuple(sources)
         self._threads = [
@@ -216,6 +237,7 @@ class JwksRefresher:
             source.wanted.clear()
             try:
                 confirmed = source.refresh(self._clock())
+                self.refreshed()
             except Exception as fault:  # noqa: BLE001 — a thread that died would miss every rotation, unnoticed
                 _LOG.error("jwks.crashed", exc_info=fault)
                 source.condition = Condition(source.condition.confirmed_at, f"crashed: {type(fault).__name__}")

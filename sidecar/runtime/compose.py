@@ -148,7 +148,13 @@ def _copies_elsewhere(settings: Settings) -> Iterator[str]:
                 yield f"{where}.copy.{name}.jurisdiction: {words}"
 
 
-def unkept_copies(settings: Settings, tenants: Mapping[str, Tenant]) -> list[str]:
+def unkept(settings: Settings, tenants: Mapping[str, Tenant]) -> list[tuple[str, str]]:
+    """What tenants ask to be kept, for which this sidecar has no store: the log's event, and in words."""
+    copies = [("copy.unknown_store", words) for words in _unkept_copies(settings, tenants)]
+    return copies + [("tensors.no_store", words) for words in _unkept_tensors(settings, tenants)]
+
+
+def _unkept_copies(settings: Settings, tenants: Mapping[str, Tenant]) -> list[str]:
     """Tenants that ask for copies which no database of this sidecar has: the calls concerned are refused here."""
     held = {name for each in settings.audit.jurisdictions for name in settings.audit.of(each).journal.copies}
     told = []
@@ -161,7 +167,7 @@ def unkept_copies(settings: Settings, tenants: Mapping[str, Tenant]) -> list[str
     return told
 
 
-def unkept_tensors(settings: Settings, tenants: Mapping[str, Tenant]) -> list[str]:
+def _unkept_tensors(settings: Settings, tenants: Mapping[str, Tenant]) -> list[str]:
     """Tenants that want tensors' bytes kept, where this sidecar has no store for any: records have digests alone."""
     if any(settings.audit.of(each).objects is not None for each in settings.audit.jurisdictions):
         return []

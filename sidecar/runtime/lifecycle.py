@@ -20,7 +20,7 @@ from sidecar.core.model import Denial, ParameterValue
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, selfcheck, tls
 from sidecar.runtime.ask import TritonDesk
-from sidecar.runtime.compose import Rooms, StartError, build, unkept_copies, unkept_tensors
+from sidecar.runtime.compose import Rooms, StartError, build, unkept
 from sidecar.runtime.drain import Drain
 from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.journals import JournalDesk
@@ -180,6 +180,7 @@ class Sidecar:
         if unusable is not None:
             logs.event(_LOG, logging.WARNING, "identity.snapshot_unusable", detail=unusable)
         rooms.keys.start()
+        rooms.jwks_refresher.refreshed = self._note_keys
         rooms.jwks_refresher.start()
         if rooms.leases is not None:
             rooms.leases.predecessor = succeed(self.settings.audit.journal.directory, rooms.leases.pod)
@@ -195,11 +196,8 @@ class Sidecar:
         gc.collect()
         gc.freeze()
         sidecar = self.settings.sidecar
-        tenants = rooms.policies.current().bundle.tenants
-        for words in unkept_copies(self.settings, tenants):
-            logs.event(_LOG, logging.WARNING, "copy.unknown_store", detail=words)
-        for words in unkept_tensors(self.settings, tenants):
-            logs.event(_LOG, logging.WARNING, "tensors.no_store", detail=words)
+        for event, words in unkept(self.settings, rooms.policies.current().bundle.tenants):
+            logs.event(_LOG, logging.WARNING, event, detail=words)
         for bound in self.settings.listeners:
             logs.event(
                 _LOG, logging.WARNING, "listener.bound", address=bound.address, tenant=bound.principal.tenant,
@@ -389,6 +387,10 @@ class Sidecar:
         file = ShipFile(settings.audit.journal.directory / "ship.json", time.time)
         watch_ship(rooms.instruments, file, self.settings.audit.jurisdictions)
 
+    def _note_keys(self) -> None:
+        issuers = zip(self.settings.identity.issuers, self.rooms.jwks, strict=True)
+        self._noted.trusted({section.issuer: source.names for section, source in issuers})
+
     def _jwks_age(self) -> float | None:
         confirmed = [source.condition.confirmed_at for source in self.rooms.jwks]
         ages = [time.time() - at for at in confirmed if at is not None]
@@ -396,5 +398,5 @@ class Sidecar:
 
 
 def _known(what: str, fault: str) -> str:
-    """What is known, and what is wrong with it; nothing is said of what was never had."""
+    """What is known, if anything, and what is wrong with it."""
     return "; ".join(filter(None, [what if what[0] != "0" or not fault else "", fault]))

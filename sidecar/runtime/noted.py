@@ -1,4 +1,4 @@
-"""What stood when it was last recorded, this sidecar's settings and Triton's models; events say what changed since."""
+"""What stood when it was last recorded: settings, Triton's models, issuers' keys; events say what changed since."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["FILE", "Noted", "leaves"]
 
 _LOG: Final = logging.getLogger("warden.lifecycle")
 FILE: Final = "noted.json"  # in the journal's directory
-MOST: Final = 10  # events about models in WITHIN; a model that flaps is told as what it has become by then
+MOST: Final = 10  # events of a kind in WITHIN; what flaps is told as what it has become by then
 WITHIN: Final = 600.0  # seconds
 _TEXT_CHARS: Final = 4_000  # of one text of an event; what is more is counted
 _VALUE_CHARS: Final = 200
@@ -35,14 +35,16 @@ _QUERY: Final = re.compile(r"(\bhttps?://[^?\s]*\?)\S*")
 
 
 class _Stood(msgspec.Struct):
-    """By name: each setting, and what each model is."""
+    """By name: each setting, what each model is, and whom is trusted."""
 
     settings: dict[str, str] = {}
     models: dict[str, str] = {}
+    issuers: dict[str, dict[str, str]] = {}  # what each one's keys are, by their names
 
 
 class Noted:
-    """``begin`` once, ``learnt`` after each round that asked Triton; both compare with what last stood in the journal.
+    """``begin`` once, ``learnt`` after each round that asked Triton, ``trusted`` after each that asked an issuer; each
+    compares with what last stood in the journal.
 
     So a restart that changes nothing is one event, and what could not be written is made good by the next round. A kill
     between an event and its note repeats the event. Thread-safe.
@@ -57,6 +59,7 @@ class Noted:
         self._failing: set[str] = set()  # kinds that could not be written, and were counted
         self._seen = NOTHING
         self._told: deque[float] = deque(maxlen=MOST)
+        self._rotated: deque[float] = deque(maxlen=MOST)
 
     def begin(self, settings: BaseModel) -> None:
         """Record the start, and how the settings differ from those of the last start."""
@@ -80,6 +83,31 @@ class Noted:
             if knowledge is not self._seen and knowledge.complete and self._tell_models(knowledge):
                 self._seen = knowledge
 
+    def trusted(self, issuers: Mapping[str, Mapping[str, str]]) -> None:
+        """Record how the keys of issuers differ from those last recorded; of one without any yet nothing is known."""
+        with self._lock:
+            for issuer, keys in issuers.items():
+                was = self._stood.issuers.get(issuer, {})
+                if keys and keys != was and self._tells(self._rotated):
+                    self._tell_keys(issuer, was, dict(keys))
+
+    def _tell_keys(self, issuer: str, was: Mapping[str, str], now: dict[str, str]) -> None:
+        differing = _differing(was, now)
+        detail: dict[str, ParameterValue] = {
+            "issuer": issuer,
+            "added": _text([f"{name} ({now[name]})" for name in differing if name in now]),
+            "removed": _text([f"{name} ({was[name]})" for name in differing if name in was]),
+            "keys": len(now),
+        }
+        if self._write("issuer_keys_changed", detail):
+            self._rotated.append(self._monotonic())
+            self._stood.issuers[issuer] = now
+            self._keep()
+
+    def _tells(self, told: deque[float]) -> bool:
+        """Whether it is time for one more event of that kind."""
+        return len(told) < MOST or self._monotonic() - told[0] >= WITHIN
+
     def _tell_start(self) -> None:
         if not self._owed:
             return
@@ -96,8 +124,7 @@ class Noted:
         now |= {name: was[name] for name in knowledge.unlearnt if name in was}
         if was == now:
             return True
-        at = self._monotonic()
-        if len(self._told) == MOST and at - self._told[0] < WITHIN:
+        if not self._tells(self._told):
             return False
         differing = _differing(was, now)
         detail: dict[str, ParameterValue] = {
@@ -110,7 +137,7 @@ class Noted:
         }
         if not self._write("models_changed", detail):
             return False
-        self._told.append(at)
+        self._told.append(self._monotonic())
         self._stood.models = now
         self._keep()
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sidecar.cli.demo.stack import ISSUER
 from sidecar.telemetry.catalogue import CATALOGUE, Kind
 from tests.support.postgres import query
 from tests.support.sidecar import DEADLINE, Bare, Launch, Sidecar, echo, hold, slow
@@ -101,6 +103,9 @@ def test_the_log_says_with_what_it_started_and_which_models_there_are(sidecar: S
     (started,) = told("sidecar_started")
     assert (started["version"], len(started["settings"])) == (version("triton-warden"), 64)
     assert told("posture_changed") == []
+    keys, *_ = eventually(lambda: told("issuer_keys_changed"), what="the event of the issuer's keys")
+    assert (keys["issuer"], keys["keys"], keys["removed"]) == (ISSUER, 1, "")
+    assert re.fullmatch(r"\S+ \(EdDSA [0-9a-f]{16}\)", keys["added"])
 
 
 class TestMetrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from functools import cache
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import OKPAlgorithm
 
 from sidecar.identity.fetch import Unchanged
@@ -19,6 +21,7 @@ from sidecar.identity.jwks import (
     JwksRefresher,
     JwksSource,
     KeySet,
+    named,
     parse_jwks,
     source_for,
 )
@@ -226,3 +229,17 @@ def test_a_refresher_that_never_started_stops() -> None:
 )
 def test_where_keys_may_come_from(location: str, good: bool) -> None:
     assert isinstance(source_for(location, ALL, lambda: 0.0), JwksSource if good else str)
+
+
+def test_keys_are_told_by_kid_algorithm_and_what_they_are() -> None:
+    """The digest is the public key's own: one put in another's place under its kid is told apart."""
+    first, second = generate("EdDSA"), generate("EdDSA")
+    one, other = (parse_jwks(jwks(jwk(key, "k" * 300)), ("EdDSA",)) for key in (first, second))
+    assert isinstance(one, KeySet)
+    assert isinstance(other, KeySet)
+    der = first.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    mark = hashlib.sha256(der).hexdigest()[:16]
+    assert named(one) == {"k" * 100: f"EdDSA {mark}"}
+    assert named(other).keys() == named(one).keys()
+    assert named(other) != named(one)
+    assert named(KeySet({}, tuple(one.by_kid.values()))) == {mark: f"EdDSA {mark}"}

@@ -145,6 +145,34 @@ def test_a_model_that_cannot_be_asked_about_and_a_triton_that_is_away_change_not
     assert log.take() == []
 
 
+def test_an_issuers_keys_are_told_as_they_come_and_go_and_once(log: Log) -> None:
+    log.take()
+    first = {"https://idp": {"k1": "EdDSA aa", "k2": "EdDSA bb"}, "https://other": {}}
+    log.noted.trusted(first)
+    log.noted.trusted(first)
+    told = {"issuer": "https://idp", "added": "k1 (EdDSA aa); k2 (EdDSA bb)", "removed": "", "keys": 2}
+    assert log.take() == [("issuer_keys_changed", told)]
+    log.noted.trusted({"https://idp": {"k2": "EdDSA cc", "k3": "RS256 dd"}})
+    ((_, told),) = log.take()
+    assert told["added"] == "k2 (EdDSA cc); k3 (RS256 dd)"
+    assert told["removed"] == "k1 (EdDSA aa); k2 (EdDSA bb)", "one kid, another key: nobody replaces one unnoticed"
+    log.noted.trusted({"https://idp": {}})
+    assert log.take() == [], "an issuer that is away has not lost its keys"
+    log.started().trusted({"https://idp": {"k2": "EdDSA cc", "k3": "RS256 dd"}})
+    assert [kind for kind, _ in log.take()] == ["sidecar_started"]
+
+
+def test_an_issuer_whose_keys_flap_fills_no_log(log: Log) -> None:
+    log.take()
+    for n in range(40):
+        log.noted.trusted({"https://idp": {f"k{n}": "EdDSA aa"}})
+    assert len(log.take()) == noted.MOST
+    log.at += noted.WITHIN
+    log.noted.trusted({"https://idp": {"k39": "EdDSA aa"}})
+    ((_, told),) = log.take()
+    assert (told["added"], told["removed"]) == ("k39 (EdDSA aa)", "k9 (EdDSA aa)")
+
+
 def test_what_the_journal_refuses_is_written_later_and_counted_once(log: Log) -> None:
     log.take()
     log.full = True
