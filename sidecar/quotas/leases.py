@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final
 
 from sidecar.core.model import Quantity
-from sidecar.quotas.reach import TIMEOUT_S, Run, why
+from sidecar.quotas.reach import ANSWER_S, Run, why
 from sidecar.quotas.script import GRACE_MS, POD_TTL_MS
 from sidecar.quotas.shared import SharedQuotas, Want
 
@@ -118,8 +118,8 @@ class LeaseKeeper:
     def stop(self) -> None:
         """What is held goes back, and the others need hold nothing back for it: Redis permitting, within seconds."""
         self._stopping.set()
-        self._thread.join(TIMEOUT_S * 4)
-        if not self._quotas.away:
+        self._thread.join(2 * ANSWER_S)
+        if not self._thread.is_alive() and not self._quotas.away:  # or it would say that it is there after its goodbye
             self._leave()
 
     def _leave(self) -> None:
@@ -171,6 +171,9 @@ class LeaseKeeper:
             return
         self._asked_at = now
         for start in range(0, max(1, len(wants)), _BATCH):
+            if self._stopping.is_set():
+                quotas.unanswered(wants[start:])
+                return
             if not self._ask(wants[start : start + _BATCH], now):
                 quotas.unanswered(wants[start + _BATCH :])
                 return

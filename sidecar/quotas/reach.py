@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from sidecar.quotas.script import POD_TTL_MS, SCRIPT
 
-__all__ = ["TIMEOUT_S", "Access", "Run", "Timely", "connect", "look", "why"]
+__all__ = ["ANSWER_S", "Access", "Run", "Timely", "connect", "look", "why"]
 
 TIMEOUT_S: Final = 0.1  # for one answer of Redis
 CONNECT_S: Final = 0.5  # for a connection to it, TLS included
+ANSWER_S: Final = CONNECT_S + 2 * TIMEOUT_S  # for an answer, connection and all
 
 Run = Callable[[Sequence[str], Sequence[str]], list[int]]
 """Runs the script: keys and arguments in, its answer out; raises where Redis is away."""
@@ -114,7 +115,7 @@ class Timely:
             self._thread.start()
         self._last = Future()
         self._asked.put((keys, arguments, self._last))
-        return self._last.result(CONNECT_S + 2 * TIMEOUT_S)
+        return self._last.result(ANSWER_S)
 
     def _serve(self) -> None:
         while True:
