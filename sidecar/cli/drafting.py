@@ -382,6 +382,12 @@ audit:
     jurisdiction: {here} # whose law the database is under; warden db upgrade writes it into the database
   keys:
     directory: {KEYS}/tenants # the tenants' master keys, made as needed: keep them, out of the database's backups
+  # Where tensors' bytes go, of tenants that want them kept (audit.tensors); or s3:
+  # objects: {{directory: /mnt/tensors, jurisdiction: {here}}}
+
+# Several pods share their tenants' limits in one Redis a region:
+# quotas:
+#   redis: {{url: "rediss://redis.internal:6379/0"}}
 
 # Traces, sent by `warden ship` to an OpenTelemetry collector:
 # telemetry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from policies.cases import run_cases
 from policies.residency import Rules
 from sidecar.cli.drafting import NOT_LOADED, Model, Place, Server, contract_of, draft, front_models, remarks
 from sidecar.core.model import Contract, Limits, RequestRate
+from sidecar.runtime.settings import load
 
 PLACE = Place("pod-1", "eu-west-1", "EU", "main", "127.0.0.1:8001")
 VLLM = {"text_input": "BYTES", "stream": "BOOL", "sampling_parameters": "BYTES", "exclude_input_in_output": "BOOL"}
@@ -213,3 +215,15 @@ def test_what_the_drafted_bundles_comments_offer_is_a_bundle_too() -> None:
     assert tenant.keys["nightly"].limits_at(0.0) == Limits(concurrency=4)
     assert tenant.guards is not None
     assert [guard.name for guard in tenant.guards.guards] == ["no-cards", "codename"]
+
+
+def test_what_the_drafted_settings_comments_offer_is_taken_too(tmp_path: Path) -> None:
+    offered = re.compile(r"^( *)# ((?:copy|objects|quotas|telemetry):.*|  (?:redis|otlp): .*)$", re.MULTILINE)
+    shown, changed = offered.subn(r"\1\2", draft(SERVER, PLACE)["warden.yaml"])
+    assert changed == 6
+    (tmp_path / "warden.yaml").write_text(shown)
+    settings = load(tmp_path / "warden.yaml")
+    assert settings.audit.journal.copies.keys() == {"outside"}
+    assert settings.audit.objects is not None
+    assert settings.quotas.redis is not None
+    assert settings.telemetry.otlp is not None
