@@ -11,6 +11,7 @@ __all__ = ["GRACE_MS", "PER_LEASE", "POD_TTL_MS", "SCRIPT"]
 POD_TTL_MS: Final = LEASE_NS // 1_000_000  # a pod that says nothing for so long has no slots any more: others have them
 GRACE_MS: Final = 2_000  # within which every pod that is there has told what it holds
 PER_LEASE: Final = 7  # arguments
+_STRANGE_MS: Final = 2 * 86_400_000  # between the time that goes on evenly and Redis's own
 
 # KEYS: clock, pods, then one a lease. ARGV: pod, its time to live (ms; 0: it leaves), how long one that is not heard of
 # may go on alone (ms), then seven a lease: kind (t or c), capacity, units a ms, wanted, owed (of slots: in use),
@@ -27,7 +28,8 @@ PER_LEASE: Final = 7  # arguments
 # birth, because keys that a leap has let run out are lost memory too. So is a time in which nobody asked.
 # A server that was just born knows of no slots: until every pod has told its own, each keeps what it had.
 # A key that holds something else than a lease is told by granted -1 and left alone; the others of the call go on. What
-# else is found at clock or pods goes: either is every pod's, and to be without it is a new birth.
+# else is found at clock or pods goes: either is every pod's, and to be without it is a new birth. So does a clock that
+# nobody here can have written, or that is further from Redis's own than any it is believed to have set.
 SCRIPT: Final = (
     """
 local t = redis.call('TIME')
@@ -46,6 +48,8 @@ for i = 1, 5 do
   clock[i] = string.match(clock[i] or '', '^%d+%.?%d*$') and tonumber(clock[i])
   known = known and clock[i]
 end
+known = known and clock[1] <= clock[3] and clock[5] <= clock[4] and clock[4] <= clock[3]
+  and math.abs(clock[3] - wall) < STRANGE
 local born, now, flow, began = wall, wall, wall, wall
 local step = 0
 if known then
@@ -55,6 +59,7 @@ if known then
   reborn = reborn or wall - clock[2] > ttl
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - ttl - alone)
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '(' .. string.format('%.0f', now), '+inf')
 local pods, lost = redis.call('ZCARD', KEYS[2]), redis.call('ZCOUNT', KEYS[2], '-inf', now - ttl)
 flow = flow + step * (pods > 0 and (pods - lost) / pods or 1)
 if reborn then
@@ -140,5 +145,6 @@ end
 return answer
 """.replace("PER_LEASE", str(PER_LEASE))
     .replace("TTL", str(POD_TTL_MS))
+    .replace("STRANGE", str(_STRANGE_MS))
     .replace("GRACE", str(GRACE_MS))
 )

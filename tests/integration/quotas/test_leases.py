@@ -238,9 +238,24 @@ def test_one_key_that_is_no_lease_costs_its_tenant_that_limit_and_no_other_anyth
         lambda client: client.set("{warden:eu}:clock", "mine"),
         lambda client: client.hset("{warden:eu}:clock", "now", "later"),
         lambda client: client.hdel("{warden:eu}:clock", "wall"),
+        lambda client: client.hset("{warden:eu}:clock", "now", "9" * 23),
+        lambda client: client.hset("{warden:eu}:clock", "now", "9" * 400),
+        lambda client: client.hset("{warden:eu}:clock", "born", int(time.time() * 1000) + 3_600_000),
+        lambda client: client.hset("{warden:eu}:clock", "flow", "9" * 400),
         lambda client: (client.delete("{warden:eu}:pods"), client.lpush("{warden:eu}:pods", "a", "b")),
+        lambda client: client.zadd("{warden:eu}:pods", {"nobody": 1e300, "tomorrow": time.time() * 1000 + 86_400_000}),
     ],
-    ids=["clock of another type", "no time", "half a clock", "pods of another type"],
+    ids=[
+        "clock of another type",
+        "no time",
+        "half a clock",
+        "far from now",
+        "endless",
+        "not born yet",
+        "endless flow",
+        "pods of another type",
+        "pods of tomorrow",
+    ],
 )
 def test_something_else_at_a_key_of_all_pods_is_a_new_birth_and_no_outage(server: RedisServer, broken: Any) -> None:
     import redis  # noqa: PLC0415
@@ -257,7 +272,7 @@ def test_something_else_at_a_key_of_all_pods_is_a_new_birth_and_no_outage(server
             pod.turn()
             admitted += pod.admitted(30)
     assert not any(pod.quotas.away for pod in pods)
-    assert [pod.keeper.summary for pod in pods] == ["2 pods share"] * 2
+    assert [pod.quotas.pods for pod in pods] == [2, 2]
     assert admitted <= 20 + 100 * (time.monotonic() - began) + 20, "a burst, what has flowed in, and what was out"
     for pod in pods:
         eventually(lambda pod=pod: (pod.turn(), pod.ask() is None)[1], what="leases of what has flowed in since")
