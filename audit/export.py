@@ -33,6 +33,7 @@ __all__ = ["FILES", "Exported", "Trust", "export", "manifest_text"]
 FORMAT: Final = "warden/export/v2"  # v1 had its proofs by log and position, not in the records' order
 LIMIT: Final = 1_000_000  # records of one export
 PAGE: Final = 1000
+DEADLINE_S: Final = 86_400.0  # of one export
 FILES: Final = ("records.ndjson", "records.csv", "proofs.ndjson", "checkpoints.ndjson")
 _SEALED: Final = (
     "identity_sealed", "prompt_sealed", "output_sealed", "error_sealed", "evidence_sealed", "payloads_sealed",
@@ -63,25 +64,27 @@ class Exported:
 
 def export(
     engine: sa.Engine, asked: Filter, asker: Asker, opener: Opener, jurisdiction: str, directory: Path, trust: Trust,
-    objects: ObjectStore | None = None,
+    objects: ObjectStore | None = None, *, tensors: bool = False,
 ) -> Exported:  # fmt: skip
-    """Write what ``asked`` finds into ``directory``, which must be empty or new; recorded before anything is written.
+    """Write what ``asked`` finds into ``directory``, which must be empty or new; recorded before anything is written,
+    and whatever comes of it.
 
-    ``objects``: whence tensors' bytes are had where content is revealed; None: they are left out.
+    ``tensors``: with their bytes, from ``objects``, where content is revealed. What is not to be had is told as lost.
 
-    Raises SearchError, store.MismatchError, OSError, KeyFaultError and SQLAlchemy's errors.
+    Raises SearchError, store.MismatchError, OSError of the directory, KeyFaultError and SQLAlchemy's errors.
     """
     if directory.exists() and any(directory.iterdir()):
         raise search.SearchError(f"{directory} is not empty: an export begins in a directory of its own")
     if asker.reveal and not asker.reason.strip():
         raise search.SearchError("content is revealed only with a reason")
-    with store.transaction(engine, statement_ms=600_000, frozen=True, deadline_s=7200.0) as connection:
+    files = TensorFiles(directory, objects, asker.at) if asker.reveal and tensors else None
+    with store.transaction(engine) as connection:
         store.check_jurisdiction(connection, jurisdiction)
-        files = TensorFiles(directory, objects, asker.at) if asker.reveal and objects is not None else None
         told = {"filter": _query(asked, opener), "reveal": asker.reveal, "tensors": files is not None}
         event = officer_row(next(asker.event_ids), asker.at, "audit_export", asker.actor, asker.reason, told)
         store.record_event(connection, event)
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with store.transaction(engine, statement_ms=600_000, frozen=True, deadline_s=DEADLINE_S) as connection:
         return _Export(connection, asked, asker, opener, directory, trust, files).run(jurisdiction)
 
 
@@ -110,6 +113,8 @@ class _Export:
         heads, unproven = self._proofs()
         checkpoints = b"".join(_line({"log": log, **head}) for log, head in sorted(heads.items()))
         write_whole(self._directory / "checkpoints.ndjson", checkpoints)
+        files = self._tensors
+        counted = (0, 0) if files is None else (files.files, files.lost)
         manifest = {
             "format": FORMAT,
             "jurisdiction": jurisdiction,
@@ -118,7 +123,9 @@ class _Export:
             "reason": self._asker.reason,
             "query": _query(self._asked, None),
             "revealed": self._asker.reveal,
-            "tensors": self._tensors is not None,
+            "tensors": files is not None,
+            "tensor_files": counted[0],
+            "tensors_lost": counted[1],
             "records": records,
             "unproven": unproven,
             "logs": self._extents(),
@@ -131,8 +138,6 @@ class _Export:
         write_whole(
             self._directory / "manifest.note", self._trust.signer.sign(manifest_text(jurisdiction, data)).encode()
         )
-        files = self._tensors
-        counted = (0, 0) if files is None else (files.files, files.lost)
         return Exported(self._directory, records, unproven, *counted)
 
     def _extents(self) -> dict[str, dict[str, int]]:
@@ -171,11 +176,12 @@ class _Export:
 
     def _rows(self) -> Iterator[Mapping[str, Any]]:
         asked, before = self._asked, self._asked.before
+        page = PAGE if self._tensors is None else PAGE // 20  # the server ends who does nothing in between for minutes
         while True:
-            rows = search.rows(self._connection, search.replaced(asked, limit=PAGE, before=before), self._opener)
+            rows = search.rows(self._connection, search.replaced(asked, limit=page, before=before), self._opener)
             self._opener.load(self._connection, [row["data_key"] for row in rows])
             yield from rows
-            if len(rows) < PAGE:
+            if len(rows) < page:
                 return
             before = Keyset(rows[-1]["started_at"], rows[-1]["call_id"])
 
@@ -187,8 +193,8 @@ class _Export:
         if key is not None:
             sealed = {name: _b64(bytes(row[name])) for name in _SEALED if row[name] is not None}
             told |= {"record_key": key.hex(), "sealed": sealed}
-            if self._tensors is not None and row["payloads"]:
-                told["tensors"] = self._tensors.of(row, key)
+        if self._tensors is not None and row["payloads"] and not self._opener.secret(row["data_key"]).destroyed:
+            told["tensors"] = self._tensors.of(row, key)
         return told
 
     # --- proofs ---------------------------------------------------------------------------------------------------

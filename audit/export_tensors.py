@@ -6,41 +6,49 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from audit.content import ContentError
 from audit.evidence import Fault, FaultKind
 from audit.object_check import ObjectState, opened, state_of
 from audit.objects import ObjectStore
-from audit.payload import refs_of
+from audit.payload import ObjectRef, refs_of
 from audit.spool import write_whole
 from audit.vault import commitment, open_column
 
-__all__ = ["DIRECTORY", "TensorFiles", "check_tensors"]
+__all__ = ["DIRECTORY", "Checked", "TensorFiles"]
 
 DIRECTORY: Final = "tensors"  # of the export's
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _DIGEST, _KEPT = 5, 6  # of a tensor in ``payloads`` (audit.payload)
+_NO_STORE: Final = "not looked for: no audit.objects in this configuration"
+_FAILURES: Final = 5  # in a row, until a store counts as away
 
 
 @dataclass(slots=True)
 class TensorFiles:
-    """Writes them while records go by, one object in memory at a time; ``lost``: sides that were not to be had."""
+    """Writes them while records go by, one object in memory at a time; ``lost``: sides that were not to be had.
+
+    A store that does not answer several times in a row is asked no more.
+    """
 
     directory: Path
-    store: ObjectStore
+    store: ObjectStore | None
     now: datetime
     files: int = 0
     lost: int = 0
+    _failed: int = 0  # in a row
 
-    def of(self, row: Mapping[str, Any], key: bytes) -> dict[str, Any]:
+    def of(self, row: Mapping[str, Any], key: bytes | None) -> dict[str, Any]:
         """What a record's line says of them: which file each is, and why a side has none.
 
-        Raises OSError where the store can't say, or the directory takes no more.
+        ``key``: the record's; None where it is not to be had. Raises OSError where the directory takes no more.
         """
         kept: list[dict[str, Any]] = []
         lost: dict[str, str] = {}
@@ -50,15 +58,9 @@ class TensorFiles:
             self.lost += 1
             return {"lost": {"payloads": str(fault)}}
         for ref in refs:
-            data = self.store.get(ref.name)
-            state = state_of(data, ref, row["shipped_at"], self.now)
-            if data is None or state is not ObjectState.THERE:
-                lost[ref.side] = str(state)
-                continue
-            try:
-                bodies = opened(data, ref, row["payloads"], key)
-            except ContentError as fault:
-                lost[ref.side] = f"{ObjectState.ALTERED}: {fault}"
+            bodies = self._bodies(ref, row, key)
+            if isinstance(bodies, str):
+                lost[ref.side] = bodies
                 continue
             kept += [
                 {"side": ref.side, "n": n, "sha256": self._written(body)}
@@ -69,6 +71,26 @@ class TensorFiles:
         told = {"kept": kept, "lost": lost}
         return {name: value for name, value in told.items() if value}
 
+    def _bodies(self, ref: ObjectRef, row: Mapping[str, Any], key: bytes | None) -> Sequence[bytes | None] | str:
+        """The tensors of one side, or in words why there are none."""
+        if key is None or self.store is None:
+            return _NO_STORE if self.store is None else "unreadable: the record's key is not to be had"
+        if self._failed >= _FAILURES:
+            return "not known: the store did not answer before, and was asked no more"
+        try:
+            data = self.store.get(ref.name)
+        except OSError as fault:
+            self._failed += 1
+            return f"not known: {fault}"
+        self._failed = 0
+        state = state_of(data, ref, row["shipped_at"], self.now)
+        if data is None or state is not ObjectState.THERE:
+            return str(state)
+        try:
+            return opened(data, ref, row["payloads"], key)
+        except ContentError as fault:
+            return f"{ObjectState.ALTERED}: {fault}"
+
     def _written(self, body: bytes) -> str:
         digest = hashlib.sha256(body).hexdigest()
         path = _file(self.directory, digest)
@@ -78,17 +100,59 @@ class TensorFiles:
         return digest
 
 
-def check_tensors(directory: Path, line: Mapping[str, Any], leaf: Mapping[str, Any]) -> Iterator[Fault]:
-    """``line`` is a revealed record of an export with tensors: each kept one is there, and is what it commits to.
+class _Kept(msgspec.Struct, frozen=True):
+    """One that a record's line names."""
 
-    Raises KeyError and ValueError for what no export wrote.
+    side: str
+    n: int
+    sha256: str
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """What a record's line says of its tensors."""
+
+    kept: tuple[_Kept, ...] = ()
+    lost: dict[str, str] = {}
+
+
+class Checked:
+    """The tensors of an export, record by record: each kept one is there, and is what its record commits to.
+
+    ``lost``: sides that were not to be had when it was written.
     """
-    told, payloads = line.get("tensors", {}), json.loads(leaf["payloads"])
-    named = {(each["side"], each["n"]): each["sha256"] for each in told.get("kept", ())}
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._named: set[str] = set()
+        self.lost = 0
+
+    def of(self, line: Mapping[str, Any], leaf: Mapping[str, Any]) -> Iterator[Fault]:
+        """``line`` is a record of an export with tensors, ``leaf`` what it commits to."""
+        try:
+            told = msgspec.convert(line.get("tensors", {}), _Told)
+            payloads = json.loads(leaf.get("payloads") or "{}")
+            self.lost += len(told.lost)
+            self._named |= {each.sha256 for each in told.kept}
+            yield from _check(self._directory, line, told, payloads)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as fault:
+            yield _fault(FaultKind.ALTERED_COLUMN, line, f"what it says of its tensors is no export's: {fault}")
+
+    def others(self) -> Iterator[Fault]:
+        """Files that no record names."""
+        place = self._directory / DIRECTORY
+        for path in sorted(place.iterdir()) if place.is_dir() else ():
+            if path.suffix != ".bin" or path.stem not in self._named:
+                yield Fault(FaultKind.INSERTION, "export", f"{DIRECTORY}/{path.name} is a file that no record names")
+
+
+def _check(directory: Path, line: Mapping[str, Any], told: _Told, payloads: Mapping[str, Any]) -> Iterator[Fault]:
+    if "record_key" not in line:
+        return  # of a key that nobody had
+    named = {(each.side, each.n): each.sha256 for each in told.kept}
     wanted = {
         (side, n)
         for side, part in payloads.items()
-        if part.get("object") is not None and side not in told.get("lost", {})
+        if part.get("object") is not None and side not in told.lost
         for n, tensor in enumerate(part["tensors"])
         if tensor[_KEPT]
     }
@@ -96,6 +160,8 @@ def check_tensors(directory: Path, line: Mapping[str, Any], leaf: Mapping[str, A
         yield _fault(FaultKind.OBJECT_MISSING, line, f"tensor {n} of its {side} is not in the export")
     for side, n in sorted(named.keys() - wanted):
         yield _fault(FaultKind.OBJECT_SWAPPED, line, f"tensor {n} of its {side} is none that the record kept")
+    if not payloads:
+        return  # nothing is said of tensors
     try:
         sealed = base64.b64decode(line["sealed"]["payloads_sealed"])
         salt = open_column(bytes.fromhex(line["record_key"]), "payloads", sealed)

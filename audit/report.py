@@ -27,6 +27,7 @@ class Report:
     witnessed: datetime | None = None  # when a witness cosigned the fleet's log last
     faults: list[Fault] = field(default_factory=list)
     logs: dict[str, dict[str, int]] = field(default_factory=dict)
+    tensors_lost: int = 0  # of an export: inputs or outputs whose tensors were not to be had when it was written
     resumed: int = 0
     oldest_read: datetime | None = None  # when the oldest of what this says was read from the database
     # Logs at work whose sidecars copy nothing outside their node: what they have not shipped is lost with a disk.
@@ -56,6 +57,7 @@ class Report:
             "witnessed": self.witnessed.isoformat() if self.witnessed else None,
             "unsigned": self.unsigned,
             "uncopied": self.uncopied,
+            "tensors_lost": self.tensors_lost,
             "resumed": self.resumed,
             "oldest_read": self.oldest_read.isoformat() if self.oldest_read else None,
             "logs": self.logs,

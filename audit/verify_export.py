@@ -14,7 +14,7 @@ from typing import Any, Final
 from audit.content import ContentError
 from audit.evidence import Fault, FaultKind, Head, read_head
 from audit.export import FILES, FORMAT, hash_of, leaf_pairs, manifest_text
-from audit.export_tensors import check_tensors
+from audit.export_tensors import Checked
 from audit.fleet import FLEET
 from audit.merkle import verify_inclusion
 from audit.report import Report
@@ -47,16 +47,17 @@ def verify_export(directory: Path, verifier: Callable[[str], Verifier]) -> Repor
         else:
             heads[line["log"]] = found
             report.checkpoints += 1
-    seen = _Seen()
+    seen, tensors = _Seen(), Checked(directory)
     for line in _lines(directory / "records.ndjson"):
         place = (line["log"], line["position"])
         if not seen.add(*place):
             report.faults.append(_fault(FaultKind.INSERTION, line, "it is there twice"))
         report.records += 1
         report.faults += _check(line, proofs.of(*place), heads.get(line["log"]), report)
-        if manifest.get("tensors") and "record_key" in line:
-            leaf = leaf_pairs(base64.b64decode(line["leaf"]))
-            report.faults += check_tensors(directory, line, leaf) if "payloads" in leaf else ()
+        if manifest.get("tensors"):
+            report.faults += tensors.of(line, leaf_pairs(base64.b64decode(line["leaf"])))
+    report.faults += tensors.others()
+    report.tensors_lost = tensors.lost
     _count(manifest, report)
     return report
 

@@ -109,13 +109,17 @@ def export_command(  # noqa: PLR0917 — one option a filter (DESIGN §6)
         place = tensor_store(opened.settings) if reveal and tensors else None
         try:
             objects = None if place is None else place.at.open()
-            done = export(opened.engine, asked, asker, opener_of(opened), opened.jurisdiction, out, trust, objects)
+        except OSError as fault:
+            fail(Exit.DEPENDENCY, f"audit.objects: {fault}")
+        try:
+            done = export(
+                opened.engine, asked, asker, opener_of(opened), opened.jurisdiction, out, trust, objects,
+                tensors=tensors,
+            )  # fmt: skip
         except SearchError as fault:
             fail(Exit.USAGE, str(fault))
         except OSError as fault:
-            here = str(fault.filename or "").startswith(str(out))  # else it is the object store that fails
-            words = f"{fault.filename}: {fault.strerror}" if fault.filename else str(fault)
-            fail(Exit.USAGE if here else Exit.DEPENDENCY, words)
+            fail(Exit.USAGE, f"{fault.filename or out}: {fault.strerror or fault}")
     if as_json:
         told = {"records": done.records, "unproven": done.unproven, "tensors": done.tensors, "lost": done.lost}
         emit({"directory": str(done.directory), **told})
@@ -279,6 +283,8 @@ def _print(report: Report) -> None:
         typer.echo("not anchored: nothing outside this database says how long the fleet's log is")
     elif report.anchored_size:
         typer.echo(f"anchored: a head of the fleet's first {report.anchored_size} entries was read in the anchor")
+    if report.tensors_lost:
+        typer.echo(f"of {report.tensors_lost} calls' inputs or outputs the tensors were not to be had for it")
     if report.objects is not None and (report.objects.checked or report.objects.erased):
         told = report.objects
         typer.echo(

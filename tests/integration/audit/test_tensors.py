@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from audit import store
+from audit import export_tensors, store
 from audit.evidence import FaultKind
 from audit.object_check import opened
 from audit.object_sweep import sweep
@@ -333,8 +334,73 @@ def test_what_is_gone_from_the_store_ends_no_export_and_is_told(office: tuple[De
     lost = [line["tensors"]["lost"] for line in lines_of(out)]
     assert sorted(map(str, lost)) == ["{'inputs': 'late'}", "{'outputs': 'altered'}"]
     assert verify_export(out, keys).faults == []  # of what it holds nothing is amiss, and what it lacks it says
-    (desk.directory / "objects").rename(desk.directory / "away")
-    assert command(app, *asked[:2], str(tmp_path / "none"), *asked[3:]).exit_code == 3
+    assert json.loads((out / "manifest.json").read_text())["tensors_lost"] == 2
+    told = command(app, "verify", str(out), "--config", config, "--json")
+    assert (told.exit_code, json.loads(told.stdout)["tensors_lost"]) == (0, 2)
+
+
+def test_a_store_that_is_away_ends_no_export_and_is_asked_no_more(
+    office: tuple[Desk, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, config = office
+    desk.ship(*(kept_call(message=request(nbytes=64 + n)) for n in range(6)))
+    asked, get = list[str](), LocalObjects.get
+
+    def fails(self: LocalObjects, name: str) -> bytes | None:
+        asked.append(name)
+        if len(asked) == 2:
+            return get(self, name)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(LocalObjects, "get", fails)
+    out = tmp_path / "export"
+    done = command(app, "export", "-o", str(out), "--reveal", "--reason", "court", "--config", config)
+    assert (done.exit_code, len(asked)) == (1, 7)
+    lost = [why for line in lines_of(out) for why in line["tensors"].get("lost", {}).values()]
+    assert [sum(word in why for why in lost) for word in ("no route to host", "asked no more")] == [6, 5]
+    monkeypatch.undo()
+    report = verify_export(out, keys)
+    assert (report.faults, report.tensors_lost) == ([], 11)
+
+
+def test_an_export_that_cannot_be_written_is_on_record_all_the_same(
+    office: tuple[Desk, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever saw a part of it has seen it."""
+    desk, config = office
+    desk.ship(kept_call())
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(export_tensors, "write_whole", full)
+    out = tmp_path / "export"
+    done = command(app, "export", "-o", str(out), "--reveal", "--reason", "court", "--config", config)
+    assert (done.exit_code, f"{out}: No space left on device" in done.output) == (2, True)
+    assert (out / "records.ndjson").exists()
+    asked = "SELECT reason FROM warden.audit_events WHERE kind = 'audit_export'"
+    assert query(desk.dsn, asked) == [("court",)]
+
+
+@pytest.mark.parametrize("lacks", ["the store", "the master key"])
+def test_tensors_that_nobody_here_can_have_are_told_as_lost(
+    office: tuple[Desk, str], tmp_path: Path, lacks: str
+) -> None:
+    desk, config = office
+    desk.ship(kept_call())
+    if lacks == "the store":
+        text = Path(config).read_text()
+        Path(config).write_text(text.replace("  objects: {directory: objects, jurisdiction: EU}\n", ""))
+    else:
+        query(desk.dsn, "UPDATE warden.data_keys SET wrapped = wrapped || '\\x00'")
+    out = tmp_path / "export"
+    done = command(app, "export", "-o", str(out), "--reveal", "--reason", "court", "--config", config)
+    assert done.exit_code == 1, done.output
+    (line,) = lines_of(out)
+    says = "not looked for: no audit.objects" if lacks == "the store" else "the record's key is not to be had"
+    assert all(says in why for why in line["tensors"]["lost"].values())
+    report = verify_export(out, keys)
+    assert (report.faults, report.tensors_lost) == ([], 2)
 
 
 def removed(out: Path) -> None:
@@ -349,6 +415,14 @@ def replaced_by_a_folder(out: Path) -> None:
     removed_one = next((out / "tensors").iterdir())
     removed_one.unlink()
     removed_one.mkdir()
+
+
+def planted(out: Path) -> None:
+    (out / "tensors" / f"{'0' * 64}.bin").write_bytes(b"nobody's")
+
+
+def left_over(out: Path) -> None:
+    (out / "tensors" / f".{'0' * 64}.bin.part").write_bytes(b"half")
 
 
 def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
@@ -373,6 +447,11 @@ def changed(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         (FaultKind.OBJECT_SWAPPED, changed(lambda line: line["tensors"]["kept"][0].update(n=77))),
         (FaultKind.ALTERED_COLUMN, changed(lambda line: line["sealed"].pop("payloads_sealed"))),
         (FaultKind.ALTERED_COLUMN, changed(lambda line: line.update(record_key="00" * 32))),
+        (FaultKind.ALTERED_COLUMN, changed(lambda line: line.update(tensors=[]))),
+        (FaultKind.ALTERED_COLUMN, changed(lambda line: line["tensors"]["kept"][0].update(sha256=5))),
+        (FaultKind.ALTERED_COLUMN, changed(lambda line: line["tensors"]["kept"][0].update(n="0"))),
+        (FaultKind.INSERTION, planted),
+        (FaultKind.INSERTION, left_over),
     ],
 )  # fmt: skip
 def test_whatever_is_changed_of_an_exports_tensors_is_named(
