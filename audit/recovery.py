@@ -124,7 +124,7 @@ class _Live:
             call.call_id,
             self.sequence,
             call.tenant,
-            counted_as(call.key_id, call.principal_kind, call.principal),
+            counted_as(call.key_id, call.principal_kind, call.issuer, call.principal),
             call.model,
             call.decided_ns,
             call.prompt_tokens,

@@ -32,3 +32,16 @@ class _WiresBesideOthers(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Not xdist's own groups: its 3.8 finds none under pytest 9.2."""
     return _WiresBesideOthers(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Which tests were run again because Triton died under them, and what it said: what kills it must not go unseen."""
+    told = {
+        (report.nodeid, words)
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, words in getattr(report, "user_properties", ())
+        if name == "again"
+    }
+    for nodeid, words in sorted(told):
+        terminalreporter.line(f"run again, Triton died: {nodeid}: {words}")

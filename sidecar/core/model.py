@@ -135,12 +135,14 @@ class Principal(Struct, frozen=True, gc=False):
     @property
     def counted_as(self) -> str:
         """Whom a tenant's ``per_key`` limits count apart."""
-        return counted_as(self.key_id, self.kind, self.name)
+        return counted_as(self.key_id, self.kind, self.issuer, self.name)
 
 
-def counted_as(key_id: str, kind: str, name: str) -> str:
-    """An API key by its id, any other credential by its kind and name: whoever chooses a name becomes no key by it."""
-    return key_id or f"{kind}:{name}"
+def counted_as(key_id: str, kind: str, issuer: str, name: str) -> str:
+    """An API key by its id, any other credential by its kind, issuer and name: whoever chooses a name becomes no key by
+    it, and nobody whom another issuer calls the same.
+    """
+    return key_id or f"{kind}:{issuer}:{name}"
 
 
 class Verdict(Struct, frozen=True, gc=False):

@@ -20,7 +20,7 @@ from sidecar.core.model import Denial, ParameterValue
 from sidecar.quotas.shared import SharedQuotas
 from sidecar.runtime import clock, selfcheck, tls
 from sidecar.runtime.ask import TritonDesk
-from sidecar.runtime.compose import Rooms, StartError, build, unkept
+from sidecar.runtime.compose import Rooms, StartError, build, id_key, unkept
 from sidecar.runtime.drain import Drain
 from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.journals import JournalDesk
@@ -87,7 +87,7 @@ class Sidecar:
         self._probe = UpstreamProbe(settings.triton.grpc, self.rooms.restricted)
         self._selfcheck = self._self_check()
         directory = settings.audit.journal.directory
-        self._noted = Noted(directory, self._announcer, version("triton-warden"), time.monotonic)
+        self._noted = Noted(directory, self._announcer, version("triton-warden"), id_key(settings), time.monotonic)
         self._learner = Learner(
             TritonDesk(settings.triton.grpc, self.rooms.restricted), self.rooms.models, learnt=self._noted.learnt
         )
@@ -101,15 +101,19 @@ class Sidecar:
         self._threads = [
             threading.Thread(target=self._every, args=(SWEEP, self._sweep), name="warden-sweep", daemon=True),
             threading.Thread(target=self._every, args=(TELL, self._journals.tell), name="warden-tell", daemon=True),
-            threading.Thread(target=self._every, args=(RELOAD, self._policy.look), name="warden-bundle", daemon=True),
+            threading.Thread(target=self._every, args=(RELOAD, self._look), name="warden-bundle", daemon=True),
             threading.Thread(target=self._look_at_models, name="warden-digests", daemon=True),
         ]
         self.drain = Drain(self.rooms.governor, self.live, settings.bounds.grace)
         self._admin = AdminServer(
-            settings.listen.admin, registry(self.rooms.instruments), self._live_checks, self._ready_checks
+            settings.listen.admin, registry(self.rooms.instruments), _live_checks, self._ready_checks
         )
         self.services = self._services()
         self._watch_metrics()
+
+    def _look(self) -> None:
+        self._noted.retry()
+        self._policy.look()
 
     def _self_check(self) -> SelfCheck:
         rooms, settings = self.rooms, self.settings
@@ -168,19 +172,22 @@ class Sidecar:
         if recovered is not None:
             raise StartError(f"audit.journal: {recovered.internal}")
         self._book_again()
-        self._noted.begin(self.settings)
-        self._policy.begin()
         try:
             self._admin.start()
         except AddressUnavailable as fault:
             raise StartError(str(fault)) from fault
+        self._noted.begin(self.settings)
+        self._policy.begin()
         for thread in self._threads:
             thread.start()
         unusable = rooms.keys.restore()
         if unusable is not None:
             logs.event(_LOG, logging.WARNING, "identity.snapshot_unusable", detail=unusable)
         rooms.keys.start()
-        rooms.jwks_refresher.refreshed = self._note_keys
+        issuers = [each.issuer for each in self.settings.identity.issuers]
+        rooms.jwks_refresher.refreshed = lambda: self._noted.trusted(
+            {issuer: source.names for issuer, source in zip(issuers, rooms.jwks, strict=True)}
+        )
         rooms.jwks_refresher.start()
         if rooms.leases is not None:
             rooms.leases.predecessor = succeed(self.settings.audit.journal.directory, rooms.leases.pod)
@@ -243,6 +250,7 @@ class Sidecar:
         self._guarded(self._journals.tell)
         self._guarded(self._sweep)  # the last chance of what the journal is owed
         self._policy.end()
+        self._noted.retry()
         self.rooms.recorder.fold(clock.now(), last=True)
         self._announcer.write("sidecar_stopped", {})
         self._admin.stop()
@@ -295,9 +303,6 @@ class Sidecar:
             and self._policy.certain
             and not self.drain.began.is_set()
         )
-
-    def _live_checks(self) -> Mapping[str, Check]:
-        return {"process": Check(ok=True, detail=f"pid {os.getpid()}")}
 
     def _ready_checks(self) -> Mapping[str, Check]:
         rooms, closed = self.rooms, self._listening.missing()
@@ -387,14 +392,13 @@ class Sidecar:
         file = ShipFile(settings.audit.journal.directory / "ship.json", time.time)
         watch_ship(rooms.instruments, file, self.settings.audit.jurisdictions)
 
-    def _note_keys(self) -> None:
-        issuers = zip(self.settings.identity.issuers, self.rooms.jwks, strict=True)
-        self._noted.trusted({section.issuer: source.names for section, source in issuers})
-
     def _jwks_age(self) -> float | None:
-        confirmed = [source.condition.confirmed_at for source in self.rooms.jwks]
-        ages = [time.time() - at for at in confirmed if at is not None]
-        return max(ages) if ages else None
+        confirmed = [at for source in self.rooms.jwks if (at := source.condition.confirmed_at) is not None]
+        return time.time() - min(confirmed) if confirmed else None
+
+
+def _live_checks() -> Mapping[str, Check]:
+    return {"process": Check(ok=True, detail=f"pid {os.getpid()}")}
 
 
 def _known(what: str, fault: str) -> str:

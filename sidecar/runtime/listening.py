@@ -13,15 +13,22 @@ _ANY: Final = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S1
 
 
 class Listening:
-    """Asks each address until it has taken a connection once; that a listener goes is noticed elsewhere."""
+    """Asks each address until it has taken a connection once; that a listener goes is noticed elsewhere.
+
+    For several threads: what one of them has found open stays so for all.
+    """
 
     def __init__(self, addresses: Iterable[str]) -> None:
-        self._left = list(addresses)
+        self._addresses = tuple(addresses)
+        self._opened: set[str] = set()
 
     def missing(self) -> str:
-        """Those that have not yet, "" for none. May wait a moment for each, so not for an event loop."""
-        self._left = [address for address in self._left if not _takes(address)]
-        return ", ".join(self._left)
+        """The first that has not yet and all after it, "" for none. May wait a moment, so not for an event loop."""
+        for n, address in enumerate(self._addresses):
+            if address not in self._opened and not _takes(address):
+                return ", ".join(each for each in self._addresses[n:] if each not in self._opened)
+            self._opened.add(address)
+        return ""
 
 
 def _takes(address: str) -> bool:

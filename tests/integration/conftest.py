@@ -30,6 +30,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         reports = runtestprotocol(item, nextitem=nextitem, log=False)
         if not any(report.failed for report in reports) or not SESSION or SESSION[0].well:
             break
+        item.user_properties.append(("again", SESSION[0].last_words))
         SESSION[0].revive()
         _forget_failed_setups(item)
     for report in reports:

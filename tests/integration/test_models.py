@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -315,23 +314,22 @@ class TestTraces:
         self, client: Any, triton: Triton
     ) -> None:
         client.infer("echo", [tensor("tensor", "FP32", 1)], request_id="untraced")
-        parent = "7" * 16
-        spans = next(filter(None, (self.spans(client, triton, f"{n:032x}", parent) for n in range(1, 21))))
+        parent, traces = "7" * 16, [f"{n:032x}" for n in range(1, 21)]
+        for trace in traces:  # of some it overlooks the context: it reads the header past its end
+            headers = {"traceparent": f"00-{trace}-{parent}-01"}
+            client.infer("echo", [tensor("tensor", "FP32", 1)], request_id="traced", headers=headers)
+
+        def whole() -> dict[str, dict[str, Any]] | None:
+            """One's spans by name, when all are there."""
+            found = ({span["name"]: span for span in triton.otlp.spans(trace=trace)} for trace in traces)
+            return next((spans for spans in found if len(spans) >= 3), None)
+
+        spans = eventually(whole, what=f"all spans of one of {len(traces)} traces", within_s=60)
+        assert spans is not None
         assert spans["InferRequest"]["parent_span_id"] == parent
         assert spans["echo"]["parent_span_id"] == spans["InferRequest"]["span_id"]
         assert spans["echo"]["attributes"]["triton.request_id"] == "traced"
         assert not any(s["attributes"].get("triton.request_id") == "untraced" for s in triton.otlp.spans())
-
-    def spans(self, client: Any, triton: Triton, trace: str, parent: str) -> dict[str, dict[str, Any]]:
-        """By name; none of a call whose context Triton overlooked (it reads the header past its end)."""
-        headers = {"traceparent": f"00-{trace}-{parent}-01"}
-        client.infer("echo", [tensor("tensor", "FP32", 1)], request_id="traced", headers=headers)
-        deadline = time.monotonic() + 5
-        while len(found := {span["name"]: span for span in triton.otlp.spans(trace=trace)}) < 3:
-            if time.monotonic() > deadline:
-                return {}
-            time.sleep(0.1)
-        return found
 
 
 def test_every_model_is_ready(client: Any) -> None:

@@ -91,6 +91,12 @@ class Triton:
     def log(self) -> str:
         return self.running.log.read_text(errors="replace")
 
+    @property
+    def last_words(self) -> str:
+        """What it said before it died."""
+        said = [line for line in self.log().splitlines() if line.strip()]
+        return said[-1][:200] if said else ""
+
     def reports(self) -> list[str]:
         """How the requests of `slow` and `hold` ended, oldest first: ``cancelled ID after N``, ``completed ID …``."""
         return self.report.read_text().splitlines()

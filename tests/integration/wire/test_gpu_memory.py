@@ -168,4 +168,4 @@ def test_neither_cancels_nor_a_crash_gain_anybody_a_slot(
         crash_loop(sidecar, triton, crowd, crashes=1, slots=slots)
         nothing_is_held(sidecar, triton)
     for name in ("crowd", DEAF):
-        assert slots - 1 <= triton.metric("crowd_peak", model=name) <= slots  # a busy machine may never fill them
+        assert 1 <= triton.metric("crowd_peak", model=name) <= slots  # a busy machine may never fill them

@@ -96,10 +96,15 @@ def test_the_log_says_with_what_it_started_and_which_models_there_are(sidecar: S
         asked = "SELECT detail FROM warden.audit_events WHERE kind = %s ORDER BY at"
         return [detail for (detail,) in query(sidecar.parts.postgres_dsn, asked, kind)]
 
-    models, *_ = eventually(lambda: told("models_changed"), what="the event of the models")
-    assert models["models"] == len(MODELS)
-    assert "echo (python, versions 1, " in models["loaded"]
-    assert (models["changed"], models["unloaded"]) == ("", "")
+    def loaded() -> set[str]:
+        """By all events: on a busy machine one of its models may be learnt later than the others."""
+        return set(re.findall(r"(?:^|; )(\S+) \(", "; ".join(each["loaded"] for each in told("models_changed"))))
+
+    eventually(lambda: len(loaded()) == len(MODELS), what="the events of the models", within_s=60)
+    models, *_ = told("models_changed")
+    assert "(python, versions 1, " in models["loaded"]
+    assert "echo" in loaded()
+    assert models["unloaded"] == ""
     (started,) = told("sidecar_started")
     assert (started["version"], len(started["settings"])) == (version("triton-warden"), 64)
     assert told("posture_changed") == []

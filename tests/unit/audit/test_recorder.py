@@ -425,6 +425,23 @@ def test_a_crash_leaves_aborted_outcomes_with_what_was_journaled(tmp_path: Path)
     assert third.recovery.open_calls == (), "aborted once"
 
 
+@pytest.mark.parametrize(
+    "who",
+    [
+        PRINCIPAL, Principal("acme", "alice", "jwt", issuer="https://idp"),
+        Principal("acme", "spiffe://a/b", "certificate", issuer="CN=ca"),
+    ],
+    ids=["key", "token", "certificate"],
+)  # fmt: skip
+def test_whom_a_call_is_counted_as_is_found_again(tmp_path: Path, who: Principal) -> None:
+    journal = open_journal(tmp_path)
+    took = replace(admission(), principal=who)
+    recorder(journal).admitted(took, AT)
+    crash(journal)
+    (call,) = open_journal(tmp_path).recovery.past
+    assert (call.key, call.key_name) == (who.counted_as, who.name if who.kind == "api_key" else "")
+
+
 def test_what_calls_took_and_what_they_may_still_hold_is_found_again(tmp_path: Path) -> None:
     """Over one crash and another, over segments that hold no open call, and after a call's own end."""
     clock = [10**18]

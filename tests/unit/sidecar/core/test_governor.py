@@ -608,13 +608,17 @@ def test_who_takes_a_keys_id_for_a_name_is_not_counted_as_that_key() -> None:
         Principal("acme", "laptop", "api_key", key_id="k3yk3yk3yk3y"),
         Principal("acme", "k3yk3yk3yk3y", "jwt"),
         Principal("acme", "k3yk3yk3yk3y", "certificate"),
-        Principal("acme", "someone", "jwt"),
+        Principal("acme", "someone", "jwt", issuer="https://a"),
+        Principal("acme", "someone", "jwt", issuer="https://b"),
     ]
     stages = [Stage(FakePorts(who=who)) for who in whos]
     for stage in stages:
         stage.open()
     counted = [key for stage in stages for key in stage.ports.counted]
-    assert counted == ["k3yk3yk3yk3y", "jwt:k3yk3yk3yk3y", "certificate:k3yk3yk3yk3y", "jwt:someone"]
+    assert counted == [
+        "k3yk3yk3yk3y", "jwt::k3yk3yk3yk3y", "certificate::k3yk3yk3yk3y",
+        "jwt:https://a:someone", "jwt:https://b:someone",
+    ]  # fmt: skip
 
 
 def test_a_call_outside_of_its_credentials_scope_is_refused_before_any_policy_is_asked() -> None:

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from sidecar.cli.demo.ports import free_ports
+from sidecar.runtime import listening as listening_module
 from sidecar.runtime.listening import Listening
 
 
@@ -19,6 +20,8 @@ def test_each_port_is_missing_until_it_has_taken_a_connection() -> None:
     addresses = [f"127.0.0.1:{one}", f"127.0.0.1:{two}"]
     listening = Listening(addresses)
     assert listening.missing() == ", ".join(addresses)
+    with listener(two):
+        assert listening.missing() == ", ".join(addresses), "one is asked after the other: a probe has no time for all"
     with listener(one):
         assert listening.missing() == addresses[1]
     with listener(two):
@@ -33,6 +36,22 @@ def test_any_address_is_asked_on_loopback(bound: str, address: str) -> None:
     assert listening.missing() == f"{address}:{port}"
     with listener(port, bound):
         assert listening.missing() == ""
+
+
+def test_what_one_probe_found_open_no_slower_one_takes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    listening = Listening(["a:1", "b:2"])
+    probes = [iter([True, True]), iter([False])]
+
+    def takes(_address: str) -> bool:
+        if len(probes) == 2:  # while the slower one waits, another comes and goes
+            quick = probes.pop(0)
+            monkeypatch.setattr(listening_module, "_takes", lambda _: next(quick))
+            assert listening.missing() == ""
+        return next(probes[0])
+
+    monkeypatch.setattr(listening_module, "_takes", takes)
+    assert listening.missing() == ""
+    assert listening.missing() == ""
 
 
 def test_no_port_is_never_missing() -> None:

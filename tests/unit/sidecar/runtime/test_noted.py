@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from sidecar.core.model import Denial, ParameterValue
+from sidecar.core.model import Denial, ParameterValue, Secret
 from sidecar.core.reasons import Reason
 from sidecar.runtime import noted
 from sidecar.runtime.inforce import Announcer
 from sidecar.runtime.noted import FILE, Noted, leaves
 from sidecar.triton.knowledge import Knowledge, ModelFacts
 
+KEY = Secret(b"k" * 32)
 FULL = Denial(Reason.AUDIT_UNAVAILABLE, internal="disk full")
 ECHO = ModelFacts("echo", versions=("1",), backend="python")
 CHAT = ModelFacts("chat", versions=("1", "2"), backend="vllm")
@@ -35,16 +37,25 @@ class Outer(BaseModel):
     missing: str | None = None
 
 
+class Issuer(BaseModel):
+    issuer: str
+    level: str
+
+
+class Several(BaseModel):
+    issuers: tuple[Issuer, ...]
+
+
 class Log:
     """A sidecar's directory and its journal, over any number of starts."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory, self.full, self.counted, self.at = directory, False, 0, 0.0
+        self.directory, self.full, self.counted, self.at, self.version = directory, False, 0, 0.0, "1.2"
         self.events: list[tuple[str, Mapping[str, ParameterValue]]] = []
         self.noted = self.started()
 
     def started(self, settings: BaseModel | None = None) -> Noted:
-        self.noted = Noted(self.directory, Announcer(self.tell, self.count), "1.2", lambda: self.at)
+        self.noted = Noted(self.directory, Announcer(self.tell, self.count), self.version, KEY, lambda: self.at)
         self.noted.begin(settings or Outer())
         return self.noted
 
@@ -72,36 +83,63 @@ def models(*found: ModelFacts, unlearnt: tuple[str, ...] = ()) -> Knowledge:
 
 
 def test_settings_are_told_by_their_dotted_names_and_none_that_may_hold_a_password() -> None:
-    assert dict(leaves(Outer())) == {
-        "mode": "enforce", "redis.posture": "fair_share", "ports.0": "8000", "ports.1": "8002", "stores.here": "/a",
+    assert dict(leaves(Outer(), b"k")) == {
+        "mode": "enforce", "redis.posture": "fair_share", "ports": "8000, 8002", "stores.here": "/a",
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("written", "told"),
     [
-        ("https://me:secret@host/jwks?key=secret", "https://…@host/jwks?…"),
-        ("https://me:se@cret@host/", "https://…@host/"),
-        ("http://host/v1/traces", "http://host/v1/traces"),
-        ("spiffe://cluster/ns/?cme/*", "spiffe://cluster/ns/?cme/*"),  # a pattern: a change of it is to be seen
+        ("https://me:secret@host/jwks?key=secret", "https://"),
+        ("https://me:se@cret@host/", "https://"),
+        ("https://me:se/cret@host/", "https://"),
+        ("https://u:se#cret@host/", "https://"),
+        ("HTTPS://me:secret@host/?k=secret", "HTTPS://"),
+        ("https://me:p?secret@host", "https://"),
+        ("postgresql://u:secret@host", "postgresql://"),
+        ("see https://host:8443/secret for more", "see https://host:8443 for more"),
+        ("url=https://host#token=secret", "url=https://host"),
+        ("https://hooks.host/services/T0/B0/secret", "https://hooks.host"),
+        ("a" * 300 + "secret", "a" * 200),
     ],
 )
-def test_of_a_url_neither_who_asks_nor_its_query_is_told(written: str, told: str) -> None:
-    assert dict(leaves(Outer(mode=written)))["mode"] == told
+def test_of_a_url_no_more_than_its_host_is_told_and_a_mark_of_the_rest(written: str, told: str) -> None:
+    shown = dict(leaves(Outer(mode=written), b"k"))["mode"]
+    assert re.fullmatch(re.escape(told) + r"… \([0-9a-f]{12}\)", shown), shown
+    assert shown != dict(leaves(Outer(mode=f"{written}2"), b"k"))["mode"], "another value is another one"
+    assert shown != dict(leaves(Outer(mode=written), b"other"))["mode"], "nobody without the key guesses it"
+
+
+@pytest.mark.parametrize("written", ["https://host", "spiffe://cluster/ns/?cme/*", "127.0.0.1:8001", "plain words"])
+def test_what_hides_nothing_is_told_whole(written: str) -> None:
+    assert dict(leaves(Outer(mode=written), b"k"))["mode"] == written
+
+
+def test_one_of_several_is_called_by_what_it_is_known_by(log: Log) -> None:
+    log.take()
+    log.started(Several(issuers=(Issuer(issuer="https://b", level="low"),)))
+    log.take()
+    both = (Issuer(issuer="https://a", level="high"), Issuer(issuer="https://b", level="low"))
+    log.started(Several(issuers=both))
+    _, (_, changed) = log.take()
+    assert changed["changes"] == (
+        "issuers.[https://a].issuer: (unset) → https://a; issuers.[https://a].level: (unset) → high"
+    )
 
 
 def test_a_start_is_told_with_its_version_and_what_differs_from_the_last(log: Log) -> None:
     ((kind, first),) = log.take()
-    assert (kind, first["version"]) == ("sidecar_started", "1.2")
+    assert (kind, first["version"], first["previous"]) == ("sidecar_started", "1.2", "")
     log.started()
-    assert log.take() == [("sidecar_started", first)], "nothing differs"
+    assert log.take() == [("sidecar_started", {**first, "previous": first["settings"]})], "nothing differs"
     log.started(Outer(mode="observe", redis=Inner(posture="refuse", url="other"), ports=(8000,), missing="there"))
     started, changed = log.take()
     assert started[1]["settings"] != first["settings"]
     assert changed == (
         "posture_changed",
         {
-            "changes": "missing: (unset) → there; mode: enforce → observe; ports.1: 8002 → (unset); "
+            "changes": "missing: (unset) → there; mode: enforce → observe; ports: 8000, 8002 → 8000; "
             "redis.posture: fair_share → refuse",
             "count": 4,
         },
@@ -207,12 +245,42 @@ def test_thousands_of_models_fit_one_event(log: Log) -> None:
     assert detail["models"] == 4000
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"models": 3}', b"\xff"])
-def test_a_note_that_is_none_counts_as_no_note(log: Log, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"models": 3}', b"\xff", b"[" * 100_000])
+def test_a_note_that_is_none_is_told_with_the_start(log: Log, content: bytes) -> None:
+    """Otherwise who can spoil one file would change what a sidecar stands for, and no record would say so."""
     log.take()
     (log.directory / FILE).write_bytes(content)
     log.started(Outer(mode="observe"))
+    ((kind, told),) = log.take()
+    assert (kind, told["previous"]) == ("sidecar_started", noted.UNREADABLE)
+    log.started(Outer(mode="observe"))
+    ((kind, again),) = log.take()
+    assert (kind, again["previous"]) == ("sidecar_started", told["settings"])
+
+
+def test_a_start_that_could_not_be_recorded_is_as_soon_as_it_can(log: Log) -> None:
+    """Triton need not answer for that."""
+    log.take()
+    log.full = True
+    log.started()
+    log.full = False
+    log.noted.retry()
+    log.noted.retry()
     assert [kind for kind, _ in log.take()] == ["sidecar_started"]
+
+
+def test_another_release_that_knows_more_of_a_model_has_not_changed_it(log: Log) -> None:
+    log.noted.learnt(models(ECHO, CHAT))
+    log.take()
+    log.version = "1.3"
+    log.started().learnt(models(replace(ECHO, max_batch_size=8), replace(CHAT, versions=("2", "3"))))
+    started, (_, changed) = log.take()
+    assert started[1]["version"] == "1.3"
+    assert str(changed["changed"]).startswith("chat (")
+    assert "echo" not in str(changed["changed"])
+    log.noted.learnt(models(ECHO, replace(CHAT, versions=("2", "3"))))
+    ((_, changed),) = log.take()
+    assert str(changed["changed"]).startswith("echo (")
 
 
 def test_a_note_that_cannot_be_written_is_no_reason_to_stop(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
