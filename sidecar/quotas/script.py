@@ -18,8 +18,8 @@ _STRANGE_MS: Final = 2 * 86_400_000  # between the time that goes on evenly and 
 # returned, shared (of slots: had). Answers: pods, how many of them are not heard of, then a lease (granted, ms until it
 # is full).
 # A pod that is not heard of and did not take its leave may go on with its part of every limit: until it must have
-# stopped, that part is held back. Buckets fill by a time of their own, which runs slower by that part; of slots the
-# others find as many fewer.
+# stopped, that part is held back. Buckets fill by a time of their own, which stays behind by that part of each step
+# (held); of slots the others find as many fewer.
 # A lease's missing key is a bucket that has been filling since the server was born: what a Redis that lost its memory
 # had given out counts as spent, while a tenant that is new to an old one has its whole burst. What pods spent by fair
 # share while they could not ask empties a bucket, and no more: each tells its part of what the bucket gained meanwhile.
@@ -43,30 +43,31 @@ for i, kind in ipairs({'hash', 'zset'}) do
     reborn = true
   end
 end
-local clock, known = redis.call('HMGET', KEYS[1], 'born', 'wall', 'now', 'flow', 'began'), true
+local clock = redis.call('HMGET', KEYS[1], 'born', 'wall', 'now', 'held', 'began')
 for i = 1, 5 do
   clock[i] = string.match(clock[i] or '', '^%d+%.?%d*$') and tonumber(clock[i])
-  known = known and clock[i]
 end
-known = known and clock[1] <= clock[3] and clock[5] <= clock[4] and clock[4] <= clock[3]
-  and math.abs(clock[3] - wall) < STRANGE
-local born, now, flow, began = wall, wall, wall, wall
-local step = 0
-if known then
-  born, now, flow, began = clock[1], clock[3], clock[4], clock[5]
+local held, began = clock[4] or 0, clock[5] or clock[1]
+local born, now, step = wall, wall, 0
+if clock[1] and clock[2] and clock[3] and clock[1] <= clock[3] and held <= clock[3] and began <= clock[3] - held
+    and math.abs(clock[3] - wall) < STRANGE then
+  born, now = clock[1], clock[3]
   step = math.max(0, math.min(wall - clock[2], ttl))
   now = now + step
   reborn = reborn or wall - clock[2] > ttl
+else
+  held, began = 0, wall
 end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - ttl - alone)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '(' .. string.format('%.0f', now), '+inf')
 local pods, lost = redis.call('ZCARD', KEYS[2]), redis.call('ZCOUNT', KEYS[2], '-inf', now - ttl)
-flow = flow + step * (pods > 0 and (pods - lost) / pods or 1)
+held = held + (pods > 0 and step * lost / pods or 0)
+local flow = math.floor(now - held)
 if reborn then
   born, began = now, flow
 end
 redis.call('HSET', KEYS[1], 'born', string.format('%.0f', born), 'wall', string.format('%.0f', wall), 'now',
-           string.format('%.0f', now), 'flow', string.format('%.3f', flow), 'began', string.format('%.3f', began))
+           string.format('%.0f', now), 'held', string.format('%.3f', held), 'began', string.format('%.0f', began))
 redis.call('PEXPIRE', KEYS[1], 86400000)
 if ARGV[2] == '0' then
   redis.call('ZREM', KEYS[2], ARGV[1])
@@ -116,7 +117,7 @@ for i = 3, #KEYS do
     if kept then
       local l, s = nil, nil
       if type(kept) == 'string' then
-        l, s = string.match(kept, '^(-?%d+%.?%d*):(%d+%.?%d*)$')
+        l, s = string.match(kept, '^(-?%d+%.?%d*):(%d+)$')
       end
       level, since = tonumber(l or ''), tonumber(s or '')
     end
@@ -133,7 +134,7 @@ for i = 3, #KEYS do
       if rate > 0 then
         wait = math.ceil((capacity - level) / (rate * filling))
       end
-      redis.call('SET', KEYS[i], string.format('%.6f:%.3f', level, flow))
+      redis.call('SET', KEYS[i], string.format('%.6f:%.0f', level, flow))
       if rate > 0 then
         redis.call('PEXPIRE', KEYS[i], 2 * wait + 1000)
       end

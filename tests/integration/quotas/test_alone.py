@@ -59,7 +59,7 @@ class Fleet:
         self._client = redis.Redis(port=server.port)
         self._client.flushall()
         now = int(time.time() * 1000)  # its buckets are full: it has been there for long
-        self._client.hset("{warden:eu}:clock", mapping={"born": 1, "wall": now, "now": now, "flow": now, "began": 1})
+        self._client.hset("{warden:eu}:clock", mapping={"born": 1, "wall": now, "now": now})
         self.server, self.alone = server, alone
         self.pods = {name: Pod(server, name, alone) for name in names}
         self._began, self.now = time.monotonic(), 0.0

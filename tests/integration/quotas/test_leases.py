@@ -67,9 +67,7 @@ def aged(server: RedisServer) -> None:
     import redis  # noqa: PLC0415
 
     now = int(time.time() * 1000)
-    redis.Redis(port=server.port).hset(
-        "{warden:eu}:clock", mapping={"born": 1, "wall": now, "now": now, "flow": now, "began": 1}
-    )
+    redis.Redis(port=server.port).hset("{warden:eu}:clock", mapping={"born": 1, "wall": now, "now": now})
 
 
 def test_a_tenants_first_call_is_let_in_before_there_is_a_lease(server: RedisServer) -> None:
@@ -241,7 +239,7 @@ def test_one_key_that_is_no_lease_costs_its_tenant_that_limit_and_no_other_anyth
         lambda client: client.hset("{warden:eu}:clock", "now", "9" * 23),
         lambda client: client.hset("{warden:eu}:clock", "now", "9" * 400),
         lambda client: client.hset("{warden:eu}:clock", "born", int(time.time() * 1000) + 3_600_000),
-        lambda client: client.hset("{warden:eu}:clock", "flow", "9" * 400),
+        lambda client: client.hset("{warden:eu}:clock", "held", "9" * 400),
         lambda client: (client.delete("{warden:eu}:pods"), client.lpush("{warden:eu}:pods", "a", "b")),
         lambda client: client.zadd("{warden:eu}:pods", {"nobody": 1e300, "tomorrow": time.time() * 1000 + 86_400_000}),
     ],
@@ -252,7 +250,7 @@ def test_one_key_that_is_no_lease_costs_its_tenant_that_limit_and_no_other_anyth
         "far from now",
         "endless",
         "not born yet",
-        "endless flow",
+        "endless held",
         "pods of another type",
         "pods of tomorrow",
     ],
