@@ -17,12 +17,15 @@ from sidecar.transports.exchange import UpstreamEnd
 from sidecar.transports.upstream import Metadata, Restricted, UpstreamCall
 
 # Both ways without a bound, as Triton and tritonclient have it; ours is bounds.message_bytes. No keepalive pings, which
-# Triton answers with GOAWAY (facts/triton.md §6); no retries, which would be calls that nobody recorded.
+# Triton answers with GOAWAY (facts/triton.md §6); no retries, which would be calls that nobody recorded. A Triton that
+# is away is tried each second: by gRPC's own backoff calls were refused for two minutes after it was back.
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_retries", 0),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
 

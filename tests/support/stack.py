@@ -6,6 +6,7 @@ import queue
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,6 +76,9 @@ class Triton:
         log = self.running.log
         log.replace(log.with_suffix(f".{self.running.process.pid}.log"))
         self.running = _start(self.running.log.parent, self.report, self.otlp, self.running.addresses)
+        for reaches in REACHES:
+            with suppress(pytest.fail.Exception):  # then the test says so
+                eventually(reaches, what="a sidecar to reach it again", within_s=30)
 
     @property
     def grpc(self) -> str:
@@ -120,6 +124,7 @@ class Triton:
 
 
 SESSION: list[Triton] = []  # the session's, once it is started
+REACHES: list[Callable[[], bool]] = []  # whether each of the session's sidecars reaches it
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def log(dsn: str, tmp_path: Path) -> str:
     made = fill(dsn, tmp_path)
     assert check(dsn, tmp_path / "anchor").shape() | {"logs": 0, "checkpoints": 0, "oldest_read": 0} == {
         "ok": True, "records": 13, "checkpoints": 0, "faults": [], "faults_total": 0, "anchored": True,
-        "anchored_size": ANY, "objects": None, "witnessed": None, "unsigned": 0, "uncopied": [],
+        "anchored_size": ANY, "objects": None, "witnessed": None, "unsigned": 0, "uncopied": [], "tensors_lost": 0,
         "resumed": 0, "oldest_read": 0, "logs": 0,
     }  # fmt: skip
     return made

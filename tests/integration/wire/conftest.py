@@ -12,8 +12,8 @@ from sidecar.cli.demo.otlp import OtlpReceiver
 from sidecar.cli.demo.stack import Parts
 from tests.support.bundle import write_bundle
 from tests.support.postgres import Server
-from tests.support.sidecar import WIRES, Bare, Launch, Sidecar, launch
-from tests.support.stack import Triton
+from tests.support.sidecar import WIRES, Bare, Launch, Sidecar, echo, launch
+from tests.support.stack import REACHES, Triton
 
 
 @pytest.fixture(scope="session", params=WIRES)
@@ -39,7 +39,14 @@ def sidecar(
     parts = Parts(otlp, triton.running.addresses, postgres.create_database())
     objects = {"directory": str(tmp_path_factory.mktemp(f"{wire}-objects")), "jurisdiction": "EU"}
     sidecar = launch(tmp_path_factory.mktemp(wire), wire, parts, bundle, overrides={"audit": {"objects": objects}})
+
+    def reaches() -> bool:
+        with sidecar.bare() as bare:
+            return bare.unary(echo(), sidecar.headers()).code == "OK"
+
+    REACHES.append(reaches)
     yield sidecar
+    REACHES.remove(reaches)
     sidecar.close()
 
 
