@@ -68,7 +68,7 @@ class LeaseKeeper:
     """One a process. ``prefix`` names the region: a limit is never shared across jurisdictions.
 
     ``alone_s``: how long it may go on with its part of each limit without an answer; for so long the others leave it
-    that part. ``predecessor``: the pod whose place it takes, which ended without taking its leave.
+    that part. ``predecessors``: the pods whose place it takes, which may have ended without taking their leave.
     ``between`` draws at random. ``told`` is called with why Redis is away, and with "" once it is back;
     ``key_told`` with each key that holds something else than a lease, and once it no longer does.
     """
@@ -82,7 +82,7 @@ class LeaseKeeper:
         self._quotas, self._run, self._posture, self._told = quotas, run, posture, told
         self._key_told = key_told
         self._alone_s = alone_s if posture is Posture.FAIR_SHARE else 0.0
-        self.pod, self.predecessor = pod, ""
+        self.pod, self.predecessors = pod, tuple[str, ...]()
         self._monotonic, self._between = monotonic, between
         self._prefix = f"{{warden:{prefix}}}"  # one hash tag: a script's keys are in one slot of a cluster
         self._stopping = threading.Event()
@@ -202,9 +202,9 @@ class LeaseKeeper:
         try:
             self.round_trips += 1
             answer = _sound(self._run(keys, arguments), wants)
-            if self.predecessor:
-                self._run(*self._goodbye(self.predecessor))
-                self.predecessor = ""
+            while self.predecessors:
+                self._run(*self._goodbye(self.predecessors[-1]))
+                self.predecessors = self.predecessors[:-1]
         except Exception as fault:  # noqa: BLE001 — whatever it is, Redis did not answer
             self._away(wants, now, why(fault))
             return False

@@ -11,6 +11,7 @@ __all__ = ["GRACE_MS", "PER_LEASE", "POD_TTL_MS", "SCRIPT"]
 POD_TTL_MS: Final = LEASE_NS // 1_000_000  # a pod that says nothing for so long has no slots any more: others have them
 GRACE_MS: Final = 2_000  # within which every pod that is there has told what it holds
 PER_LEASE: Final = 7  # arguments
+_AGES_MS: Final = 100 * 366 * 86_400_000  # longer than that nobody waits, and Redis takes no longer time to live
 _STRANGE_MS: Final = 2 * 86_400_000  # between the time that goes on evenly and Redis's own
 
 # KEYS: clock, pods, then one a lease. ARGV: pod, its time to live (ms; 0: it leaves), how long one that is not heard of
@@ -132,7 +133,7 @@ for i = 3, #KEYS do
       granted = math.max(0, math.min(want, math.floor(level)))
       level = level - granted
       if rate > 0 then
-        wait = math.ceil((capacity - level) / (rate * filling))
+        wait = math.min(AGES, math.ceil((capacity - level) / (rate * filling)))
       end
       redis.call('SET', KEYS[i], string.format('%.6f:%.0f', level, flow))
       if rate > 0 then
@@ -147,5 +148,6 @@ return answer
 """.replace("PER_LEASE", str(PER_LEASE))
     .replace("TTL", str(POD_TTL_MS))
     .replace("STRANGE", str(_STRANGE_MS))
+    .replace("AGES", str(_AGES_MS))
     .replace("GRACE", str(GRACE_MS))
 )

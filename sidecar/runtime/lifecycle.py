@@ -190,7 +190,7 @@ class Sidecar:
         )
         rooms.jwks_refresher.start()
         if rooms.leases is not None:
-            rooms.leases.predecessor = succeed(self.settings.audit.journal.directory, rooms.leases.pod)
+            rooms.leases.predecessors = succeed(self.settings.audit.journal.directory, rooms.leases.pod)
             rooms.leases.start()
         self._probe.start()
         self._learner.start()

@@ -195,16 +195,25 @@ def test_who_ends_without_redis_is_not_held_up_by_it(fleet: Fleet, how: str) -> 
         assert "1 of them not heard of" in fleet.pods["a"].keeper.summary
 
 
-def test_who_takes_a_crashed_ones_place_says_so(fleet: Fleet) -> None:
+def test_who_takes_crashed_ones_places_says_so(fleet: Fleet) -> None:
+    fleet.pods["b2"] = Pod(fleet.server, "b2", ALONE)
     fleet.for_s(2)
     fleet.pods.pop("c")
+    fleet.pods.pop("b2")
     fleet.for_s(NOTICED)
-    assert "1 of them not heard of" in fleet.pods["a"].keeper.summary
+    assert "2 of them not heard of" in fleet.pods["a"].keeper.summary
     fleet.pods["d"] = Pod(fleet.server, "d", ALONE)
-    fleet.pods["d"].keeper.predecessor = "c"
+    fleet.pods["d"].keeper.predecessors = ("c", "b2", "never there")
     fleet.rounds(2)
     assert {pod.keeper.summary for pod in fleet.pods.values()} == {"3 pods share"}
-    assert fleet.pods["d"].keeper.predecessor == ""
+    assert fleet.pods["d"].keeper.predecessors == ()
+
+
+def test_a_rate_that_fills_in_ages_is_a_lease_too(fleet: Fleet) -> None:
+    limits = Limits(requests=RequestRate(1e-18, 100))
+    fleet.rounds(6, calls=30, limits=limits)
+    assert not any(pod.quotas.away for pod in fleet.pods.values())
+    assert 0 < fleet.admitted <= 100
 
 
 CUT = st.lists(st.tuples(st.sets(st.sampled_from("abc")), st.sampled_from([1, 4, 12, 40])), min_size=1, max_size=4)
